@@ -64,7 +64,7 @@ def test_it_asks_for_the_key_and_keeps_it_for_this_tab_alone(page: Page) -> None
     page.wait(lambda: page["key"].is_displayed(), "the key is asked for")
     assert page.focused == "key-field"
     page["key-field"].send_keys("wrong" + Keys.ENTER)
-    page.wait(lambda: "does not know" in page["key-words"].text, "the key was wrong")
+    page.wait(lambda: "is wrong" in page["key-words"].text, "the key was wrong")
     assert page["key-field"].get_attribute("value") == ""
     page["key-field"].send_keys(KEY + Keys.ENTER)
     page.ready()
@@ -98,7 +98,7 @@ def test_what_is_no_key_is_told_and_not_kept(page: Page) -> None:
     for wrong in ("ключ", "two words", "é"):
         page["key-field"].clear()
         page["key-field"].send_keys(wrong + Keys.ENTER)
-        page.wait(lambda: "no key" in page["key-words"].text, "it is said that this is none")
+        page.wait(lambda: "not a key" in page["key-words"].text, "it is said that this is none")
         assert page["key"].is_displayed()
     assert page.js("return sessionStorage.getItem('hotcold.key')") is None
     page["key-field"].clear()
@@ -170,13 +170,11 @@ def test_pointing_at_a_word_shows_what_chose_it(page: Page) -> None:
     assert len({pixels for *_, pixels in seen[1:]}) == 3
     assert "reading the prompt" in seen[0][1]
     for word, moment, _ in seen[1:]:
-        assert word.strip() in moment and re.search(r"\d+ fired", moment)
+        assert word.strip() in moment and re.search(r"\d+ active", moment)
     assert seen[-1][0].strip() in page["announce"].get_attribute("textContent")
 
 
-def test_without_zeros_the_neurons_that_work_hardest_are_shown(
-    driver: webdriver.Chrome, tmp_path: Path
-) -> None:
+def test_without_zeros_the_most_active_neurons_are_shown(driver: webdriver.Chrome, tmp_path: Path) -> None:
     """A SiLU model has a map, too: each word's tenth, in words that say so; and no share that never
     changes."""
     write_stories260k(tmp_path / "stories.gguf")
@@ -187,7 +185,7 @@ def test_without_zeros_the_neurons_that_work_hardest_are_shown(
         assert not page["map"].is_displayed()  # folded, as it is no share of neurons
         page["fold"].click()
         assert page["map"].is_displayed() and not page["map-note"].is_displayed()
-        assert "hardest at work now, a tenth" in page["legend"].text
+        assert "the most active tenth now" in page["legend"].text
         assert page["watch-title"].text == "860 neurons" and not page["active"].is_displayed()
         page["new"].click()
         page.send("Once")
@@ -197,7 +195,7 @@ def test_without_zeros_the_neurons_that_work_hardest_are_shown(
         for _ in range(4):
             page.press(Keys.ARROW_RIGHT)
             seen.append((page["moment"].text, page.pixels))
-        assert all("90 worked hardest" in moment for moment, _ in seen[1:])  # ceil(172 / 10) of each of 5
+        assert all("90 most active" in moment for moment, _ in seen[1:])  # ceil(172 / 10) of each of 5
         assert len({pixels for _, pixels in seen[1:]}) == 3
         assert page.findings() == [] and page.js(CONTRAST) == []
 

@@ -1,1 +1,1 @@
-"""Offers ``LLM`` and ``AsyncLLM`` to Python programs."""
+"""``LLM`` and ``AsyncLLM``, the interface for Python programs."""

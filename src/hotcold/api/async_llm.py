@@ -1,4 +1,4 @@
-"""A model for programs with an event loop: it runs in a process of its own, and nothing here waits for it."""
+"""A model for programs with an event loop. It runs in its own process, and no call blocks the loop."""
 
 import asyncio
 import contextlib
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM:
-    """A model in a process of its own, for one event loop.
+    """A model in its own process, for one event loop.
 
     >>> async with AsyncLLM("model.gguf", sequences=4) as llm:
     ...     async for piece in llm.stream_text("Once upon a time", max_tokens=50):
     ...         print(piece, end="", flush=True)
 
-    ``sequences`` requests run at the same time, ``max_waiting`` more wait in order of arrival, and beyond
-    these a request is refused with ``queue_full``. ``chunk`` is the most prompt tokens of a step. Other
-    options are those of :class:`~hotcold.api.llm.LLM`; values that cannot be right are a UserError now.
+    ``sequences`` requests run at the same time, ``max_waiting`` requests wait in order of arrival, and
+    further ones are refused with ``queue_full``. ``chunk`` is the limit of prompt tokens in a step. Other
+    options are the same as of :class:`~hotcold.api.llm.LLM`. Raises UserError for an invalid value.
 
-    All methods belong to the event loop in which :meth:`start` was called, and to its thread."""
+    All methods belong to the event loop that called :meth:`start`, and to its thread."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class AsyncLLM:
         max_waiting: int = 64,
         **options: Unpack[LoadOptions],
     ) -> None:
-        #: what talks with the engine's process
+        #: the connection to the engine process
         self.front = EngineFront(model, max_waiting=max_waiting, **options)
-        self._grammars: Grammars | None = None  # once one was to be checked
-        self._template: Chat | None = None  # once it was asked for
+        self._grammars: Grammars | None = None  # created for the first grammar
+        self._template: Chat | None = None  # created at the first access
 
     def __repr__(self) -> str:
         if self.status != "ready":
@@ -62,78 +62,78 @@ class AsyncLLM:
 
     @property
     def loaded(self) -> float:
-        """The part of the model that was read, 0 to 1."""
+        """The loaded part of the model, 0 to 1."""
         return self.front.loaded
 
     @property
     def error(self) -> str | None:
-        """A line on why the status is ``failed``."""
+        """The reason for the status ``failed``, in one line."""
         return self.front.error
 
     @property
     def info(self) -> ModelInfo:
-        """RequestError: the model is not loaded yet, or could not be."""
+        """Facts of the loaded model. Raises RequestError if the model is not loaded."""
         return self.front.info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Errors as of :attr:`info`."""
+        """The model's tokenizer. Raises RequestError if the model is not loaded."""
         return self.front.tokenizer
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The GGUF file's metadata, which is all but its tensors; errors as of :attr:`info`."""
+        """The metadata of the GGUF file. Raises RequestError if the model is not loaded."""
         return self.front.metadata
 
     @property
     def pooling(self) -> Pooling:
-        """How texts become vectors. UserError: the model gives none."""
+        """How the model makes vectors of texts. Raises UserError if it cannot."""
         return self.front.pooling
 
     @property
     def sampling(self) -> SamplingParams:
-        """How tokens are chosen where a request does not say: as the file recommends, once it is loaded."""
+        """The default sampling parameters: after loading, the file's recommendation."""
         return self.front.sampling
 
     @property
     def template(self) -> Chat:
-        """The model's chat template, and how it marks thinking and calls of tools. What it renders takes a
-        while: call it in a thread. Errors as of :attr:`info`."""
+        """The model's chat template, and how it marks thinking and calls of tools. Rendering is slow: call it
+        in a thread. Raises RequestError if the model is not loaded."""
         if self._template is None:
             self._template = Chat(self.tokenizer, self.metadata, self.info.name)
         return self._template
 
     async def start(self) -> None:
-        """Starts the engine process, which then loads the model: see :meth:`ready`. RuntimeError: it was
-        started or closed before; OSError: the system starts no process."""
+        """Starts the engine process, which then loads the model: see :meth:`ready`. Raises RuntimeError after
+        an earlier start or close, and OSError if the system cannot start a process."""
         await self.front.start()
 
     async def ready(self) -> None:
-        """Waits until the model is loaded; a UserError says why it cannot be."""
+        """Waits until the model is loaded. Raises UserError if it cannot be loaded."""
         await self.front.ready()
 
     async def stats(self, *, steps: bool = False) -> ProcessStats:
-        """How the engine is, after its current step; with ``steps`` how long the steps took since this was
-        asked for last. RequestError: there is no engine."""
+        """Returns the engine's statistics after its current step; with ``steps`` also the times of the steps
+        since the last such call. Raises RequestError if there is no engine."""
         return await self.front.stats(steps=steps)
 
     def check_length(self, job: Job) -> None:
-        """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer. :meth:`stream`
-        does this first, before it checks a grammar, which takes longer."""
+        """Raises RequestError ``context_length_exceeded`` if the prompt leaves no space for an answer.
+        :meth:`stream` calls it before it checks a grammar, which takes longer."""
         self.front.check_length(job)
 
     def prepare_grammars(self) -> None:
-        """Starts, and does not wait for, what the first grammar would else wait for."""
+        """Prepares the compilation of grammars, without waiting, so that the first one is faster."""
         self._of_grammars().prepare()
 
     async def check(self, grammar: Grammar) -> Grammar:
-        """The grammar with ``notes`` on what of its schemas an answer is not held to. RequestError
-        ``invalid_grammar``: no answer may be held to this. It is compiled in another process, within bounds,
-        and the result is kept for a while. :meth:`stream` does this first."""
+        """Returns the grammar, with ``notes`` on the parts of its schemas that are not enforced. Raises
+        RequestError ``invalid_grammar`` if it cannot be enforced. Another process compiles it, within bounds;
+        the result is cached. :meth:`stream` calls this first."""
         return await self._checked(grammar)
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """Streams a job as :meth:`EngineFront.stream` does, but checks its grammar first."""
+        """Streams a job like :meth:`EngineFront.stream`, after a check of its grammar."""
         if job.grammar is not None and job.grammar.kind != "checked":
             self.check_length(job)
             job = replace(job, grammar=await self._checked(job.grammar))
@@ -142,7 +142,8 @@ class AsyncLLM:
                 yield piece
 
     async def stream_text(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Piece, None]:
-        """:meth:`stream` of a text, or token ids. UserError: an option or a prompt that is not allowed."""
+        """Streams the continuation of a text or token ids. Raises UserError for invalid options or
+        prompts."""
         job = self._job(options)
         ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
         async with contextlib.aclosing(self.stream(replace(job, prompt=ids))) as pieces:
@@ -162,17 +163,17 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
     ) -> Generation | list[Generation]:
-        """Continues a prompt, or each of several, as :meth:`LLM.generate` does, and with the same texts. One
-        of several that fails says why in :attr:`Generation.error`. Cancelling it ends all of them."""
+        """Continues a prompt, or each prompt of a list, with the same texts as :meth:`LLM.generate`. An error
+        of one prompt of a list is in :attr:`Generation.error`. Cancellation ends all of them."""
         job = self._job(options)
         if is_one(prompt):
-            done = await self._generate(prompt, job)  # type: ignore[arg-type]
-            if done.error is not None:
-                raise done.error
-            return done
+            generation = await self._generate(prompt, job)  # type: ignore[arg-type]
+            if generation.error is not None:
+                raise generation.error
+            return generation
         prompts: list[Prompt] = [*prompt]
         check_each(prompts)
-        # None of them meets a full queue, if it is alone.
+        # Without other callers, this list alone never fills the queue.
         room = asyncio.Semaphore(min(2 * self.info.slots, self.front.most))
 
         async def each(index: int) -> Generation:
@@ -184,7 +185,7 @@ class AsyncLLM:
         return [task.result() for task in tasks]
 
     async def embed(self, prompt: Prompt | Sequence[Prompt]) -> Vectors:
-        """:meth:`LLM.embed`: the vector of a text, or those of several."""
+        """Returns the vector of a text, or of each text of a list; see :meth:`LLM.embed`."""
         prompts = embedded(prompt)
         job = Job(max_tokens=1, pooling=self.pooling)
         room = asyncio.Semaphore(min(2 * self.info.slots, self.front.most))
@@ -206,7 +207,7 @@ class AsyncLLM:
     async def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[ChatPiece, None]:
-        """:meth:`LLM.stream_chat`: the answer to the last message of a conversation, piece by piece."""
+        """Streams the answer to the last message of a conversation; see :meth:`LLM.stream_chat`."""
         _check_plain(options)
         job, parts = await asyncio.to_thread(chat_job, self.template, messages, options, self.sampling)
         async with contextlib.aclosing(self.stream(job)) as pieces:
@@ -217,14 +218,13 @@ class AsyncLLM:
                 yield ChatPiece(tuple(new), piece)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Answer:
-        """:meth:`LLM.chat`: the answer to the last message of a conversation."""
+        """Returns the answer to the last message of a conversation; see :meth:`LLM.chat`."""
         async with contextlib.aclosing(self.stream_chat(messages, **options)) as pieces:
             return answer_of([piece async for piece in pieces])
 
     async def close(self, drain_s: float = 0) -> None:
-        """Ends the engine process. No new job can start from now on; those that run have ``drain_s`` seconds
-        to end, and then get a RequestError ``closed``. May be called again meanwhile, to wait for less
-        time."""
+        """Ends the engine process. New jobs are refused at once. Running jobs have ``drain_s`` seconds to
+        end, and then get a RequestError ``closed``. A second call meanwhile may shorten the wait."""
         try:
             await self.front.close(drain_s)
         finally:
@@ -249,7 +249,7 @@ class AsyncLLM:
         return job_of(options, self.sampling)
 
     async def _generate(self, prompt: Prompt, job: Job) -> Generation:
-        """Answers a prompt; the result has the error, if there was one."""
+        """Continues a prompt; an error is in the result."""
         pieces: list[Piece] = []
         try:
             ids = await asyncio.to_thread(ids_of, self.tokenizer, prompt)
@@ -263,8 +263,7 @@ class AsyncLLM:
         return joined(pieces)
 
     async def _checked(self, grammar: Grammar) -> Grammar:
-        """Returns a grammar in the form that the engine process takes, so that nothing is parsed there in
-        Python."""
+        """Returns a grammar in checked form, so that the engine process parses nothing in Python."""
         self.front.check()
         checked = await asyncio.wrap_future(self._of_grammars().checking(grammar))
         return replace(checked, param=grammar.param)

@@ -25,11 +25,11 @@ from hotcold.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars
 
-#: Token ids, taken as they are.
+#: Token ids, used unchanged.
 Ids: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 #: Vectors of texts, ``[D]`` or ``[texts, D]``.
 Vectors: TypeAlias = npt.NDArray[np.float32]
-#: A text gets BOS where the model wants it.
+#: A prompt. A text gets BOS if the model needs it.
 Prompt: TypeAlias = str | Ids
 
 
@@ -39,12 +39,12 @@ class LLM:
     >>> with LLM() as llm:
     ...     print(llm.generate("Once upon a time", max_tokens=50, seed=1))
 
-    ``model`` is a GGUF file, None the small built-in model; a :class:`LoadedModel` shares its weights, and
-    takes no options. ``progress`` is told of the phase ``loading``. ``ValueError``: a file that is no model,
-    or an option that does not fit it or the machine.
+    ``model`` is a GGUF file, None the small built-in model. A :class:`LoadedModel` shares its weights, and
+    allows no options. ``progress`` is called during the phase ``loading``. Raises ValueError if the file is
+    not a model, or if an option does not fit the model or the machine.
 
-    Several threads may use one LLM. Their requests run together, and each gets the text that it gets alone. A
-    stream that its thread reads slowly, or never to its end, delays no other thread."""
+    Several threads may use one LLM. Their requests run together, and each gets the same text as alone. A
+    thread that reads its stream slowly, or leaves it unfinished, delays no other thread."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class LLM:
         check_loading(options, LoadOptions)
         self._engine: Engine | None = _engine(opened(model, options, progress).session())
         self._shared = isinstance(model, LoadedModel)
-        self._making = threading.Lock()  # guards the next two, and closing
-        self._template: Chat | None = None  # once it was asked for
-        self._grammars: Grammars | None = None  # likewise
+        self._making = threading.Lock()  # guards the next two fields, and close()
+        self._template: Chat | None = None  # created at the first access
+        self._grammars: Grammars | None = None  # created for the first grammar
 
     def __repr__(self) -> str:
         if self._engine is None:
@@ -69,7 +69,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine that runs the requests. A program that runs its steps itself uses the LLM from one
+        """The engine that runs the requests. A program that calls ``engine.step`` must use the LLM from one
         thread: steps of other threads would take events of its requests."""
         engine = self._engine  # another thread may close this LLM
         if engine is None:
@@ -82,8 +82,7 @@ class LLM:
 
     @property
     def session(self) -> Session:
-        """The engine's session, with ``notes`` on what ``sparsity="auto"`` chose and why, and counters of all
-        that ran so far."""
+        """The engine's session, with ``notes`` on the choice of ``sparsity="auto"``, and with counters."""
         return self.engine.session
 
     @property
@@ -91,14 +90,14 @@ class LLM:
         return self.model.tokenizer
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Piece, None, None]:
-        """Yields the continuation piece by piece; the last piece says how and when it ended. Leaving the loop
-        early cancels the request. Text that may become a stop string is held back.
+        """Yields the continuation in pieces; the last piece has the reason and the times of its end. Leaving
+        the loop early cancels the request. Text that may become a stop string is held back.
 
         >>> for piece in llm.stream("Once upon a time", stop="\\n"):
         ...     print(piece, end="", flush=True)
 
-        ``ValueError``: the prompt does not fit in the context, an option is out of range, or no token can be
-        chosen (then it comes after the text before it). ``TypeError``: an unknown option."""
+        Raises ValueError if the prompt does not fit into the context, if an option is out of range, or, after
+        the text so far, if no token can be sampled. Raises TypeError for an unknown option."""
         request = self.request(prompt, **options)
         self.engine.check(request)  # now, not at the first piece
         return stream(self.engine, request)
@@ -114,32 +113,32 @@ class LLM:
     def generate(
         self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]
     ) -> Generation | list[Generation]:
-        """Continues a prompt, or each of several, and returns when all are done. A prompt is a text or a
-        sequence of token ids.
+        """Continues a prompt, or each prompt of a list, and returns when all have ended. A prompt is a text
+        or a sequence of token ids.
 
-        Each of several gets the text that it gets alone with its own seed, :attr:`Generation.seed`: the first
-        has the seed that was given, and the others' follow from that. One that fails has ``finish_reason``
-        ``error`` and says why in :attr:`Generation.error`; the error of a single prompt is raised. Errors are
-        those of :meth:`stream`."""
+        Each prompt of a list gets the same text as alone with its own seed, :attr:`Generation.seed`. The
+        first has the given seed, which determines the others. An error of one prompt is in
+        :attr:`Generation.error`, with the ``finish_reason`` ``error``; the error of a single prompt is
+        raised. Errors are the same as of :meth:`stream`."""
         job, constraint = job_of(options, self.model.sampling), options.get("constraint")
         if not is_one(prompt):
             return self._several([*prompt], job, constraint)
         request = self._request(self._of(prompt, job), constraint)  # type: ignore[arg-type]
         self.engine.check(request)
-        (done,) = generate(self.engine, [request])
-        if done.error is not None:
-            raise done.error
-        return done
+        (generation,) = generate(self.engine, [request])
+        if generation.error is not None:
+            raise generation.error
+        return generation
 
     def embed(self, prompt: Prompt | Sequence[Prompt]) -> Vectors:
-        """The vector of a text, ``[D]``, or those of several, ``[texts, D]``, each of length 1; for models
-        whose file names a pooling, or with the option ``pooling``. A text's vector is the same alone and
-        among others.
+        """Returns the vector of a text, ``[D]``, or of each text of a list, ``[texts, D]``, with norm 1. The
+        model's file must name a pooling, or the option ``pooling`` must. A text's vector does not depend on
+        other texts.
 
         >>> near = llm.embed(["a fox", "a vixen"])
         >>> print(near[0] @ near[1])
 
-        ``ValueError``: the model gives no vectors, or a text does not fit in the context."""
+        Raises ValueError if the model cannot make vectors, or if a text does not fit into the context."""
         prompts = embedded(prompt)
         job = Job(max_tokens=1, pooling=self.model.pooling)
         requests = [self._request(self._of(each, job), None) for each in prompts]
@@ -157,21 +156,21 @@ class LLM:
             return self._template
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Answer:
-        """The answer to the last message of a conversation. Messages are dicts with ``role`` (system, user,
-        assistant, tool) and ``content``; :attr:`Answer.message` is one for the next turn, which reads only
-        what is new.
+        """Returns the answer to the last message of a conversation. Messages are dicts with ``role`` (system,
+        user, assistant, tool) and ``content``. Append :attr:`Answer.message` for the next turn, which then
+        computes only the new tokens.
 
         >>> messages = [{"role": "user", "content": "Once upon a time there was a fox."}]
         >>> messages.append(llm.chat(messages).message)
 
-        A model without a chat template continues the text of all messages: see docs/chat.md. ``ValueError``:
-        messages that are no conversation, a template that cannot be rendered, and those of :meth:`stream`."""
+        A model without a chat template continues the text of all messages: see docs/chat.md. Raises
+        ValueError for invalid messages, for an error of the template, and like :meth:`stream`."""
         return answer_of([*self.stream_chat(messages, **options)])
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Generator[ChatPiece, None, None]:
-        """:meth:`chat`, piece by piece; leaving the loop early cancels the answer.
+        """Streams the answer of :meth:`chat`; leaving the loop early cancels it.
 
         >>> for piece in llm.stream_chat(messages):
         ...     print(piece, end="", flush=True)"""
@@ -181,14 +180,14 @@ class LLM:
         return divided(stream(self.engine, request), parts)
 
     def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
-        """A request for ``llm.engine``, for those who run its steps themselves. Stop strings are for them to
-        look for: a :class:`~hotcold.engine.generation.Continuation` does."""
+        """Returns a request for ``llm.engine``, for programs that call its ``step``. They must look for stop
+        strings: :class:`~hotcold.engine.generation.Continuation` does."""
         job = job_of(options, self.model.sampling)
         return self._request(self._of(prompt, job), options.get("constraint"))
 
     def close(self) -> None:
-        """Frees the model, unless others share it, after the step that runs now. Using the LLM afterwards is
-        a ValueError, and the requests of other threads end with one."""
+        """Frees the model after the current step, unless other objects share it. Later calls of the LLM, and
+        running requests of other threads, raise ValueError."""
         with self._making:
             engine, self._engine = self._engine, None
         if engine is not None and self._shared:
@@ -207,20 +206,20 @@ class LLM:
 
     def _several(self, prompts: list[Prompt], job: Job, constraint: Constraint | None) -> list[Generation]:
         check_each(prompts)
-        done: list[Generation | None] = []
+        results: list[Generation | None] = []
         requests = []
         for i, prompt in enumerate(prompts):
-            own = job.nth(i)
+            nth_job = job.nth(i)
             try:
-                request = self._request(self._of(prompt, own), constraint)
+                request = self._request(self._of(prompt, nth_job), constraint)
                 self.engine.check(request)
             except UserError as error:
-                done.append(refused(own, error))
+                results.append(refused(nth_job, error))
             else:
-                done.append(None)
+                results.append(None)
                 requests.append(request)
-        ran = iter(generate(self.engine, requests))
-        return [next(ran) if each is None else each for each in done]
+        generations = iter(generate(self.engine, requests))
+        return [next(generations) if each is None else each for each in results]
 
     def _of(self, prompt: Prompt, job: Job) -> Job:
         return replace(job, prompt=ids_of(self.tokenizer, prompt))
@@ -246,32 +245,32 @@ def _engine(session: Session) -> Engine:
     return Engine(session, speculation=speculation_of(session))
 
 
-#: A model, as the functions of the package take it.
+#: A model as an argument of the package's functions.
 Model: TypeAlias = Source | LLM
 
 
 def source_of(model: Model) -> Source:
-    """Returns what was loaded for an LLM; any other model is its own source."""
+    """Returns the loaded model of an LLM; any other model is its own source."""
     return model.model if isinstance(model, LLM) else model
 
 
 def ids_of(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """A prompt's token ids; UserError for what is none."""
+    """Returns a prompt's token ids. Raises UserError if they are not whole numbers."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     try:
         ids = np.asarray(prompt)
-    except ValueError:  # lists among the numbers
+    except ValueError:  # a list with lists among the numbers
         ids = np.asarray(prompt, object)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         seen = str(ids.dtype) if ids.ndim == 1 else f"{ids.dtype} in {ids.ndim} dimensions"
         raise UserError(f"the prompt holds {seen}: token ids, whole numbers, are needed")
-    found: list[int] = ids.tolist()
-    return found
+    token_ids: list[int] = ids.tolist()
+    return token_ids
 
 
 def embedded(prompt: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts that become vectors. UserError: there are none, or they are of no kind that is taken."""
+    """Returns the prompts to make vectors of. Raises UserError if there are none, or for other types."""
     if is_one(prompt):
         return [prompt]  # type: ignore[list-item]
     prompts: list[Prompt] = [*prompt]
@@ -281,14 +280,14 @@ def embedded(prompt: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return prompts
 
 
-def vectors(found: Sequence[tuple[float, ...] | None], one: bool) -> Vectors:
-    """One vector, or several."""
-    made = np.array(found, np.float32)
-    return made[0] if one else made
+def vectors(rows: Sequence[tuple[float, ...] | None], single: bool) -> Vectors:
+    """Returns the vectors of several prompts, or the vector of a single one."""
+    array = np.array(rows, np.float32)
+    return array[0] if single else array
 
 
 def is_one(prompt: object) -> bool:
-    """True if this is one prompt: a text, an array, or a sequence that begins with a number."""
+    """Returns whether a value is one prompt: a text, an array, or a sequence that begins with a number."""
     if not isinstance(prompt, str | np.ndarray | Sequence) or isinstance(prompt, bytes | bytearray):
         kind = type(prompt).__name__
         raise UserError(f"a prompt is of type {kind}: a text, token ids, or a list of these is needed")
@@ -298,7 +297,7 @@ def is_one(prompt: object) -> bool:
 
 
 def check_each(prompts: Sequence[Prompt]) -> None:
-    """UserError: among several prompts is what cannot be one."""
+    """Raises UserError if an entry of a list of prompts is a list of prompts."""
     for prompt in prompts:
         if not is_one(prompt) and len(prompt):
             raise UserError("a prompt in a list is a list: a text or a sequence of token ids is needed")

@@ -1,1 +1,1 @@
-"""Turns messages into a prompt, and an answer's text into content, thinking and tool calls."""
+"""Converts messages to a prompt, and an answer's text to content, thinking and tool calls."""

@@ -10,17 +10,17 @@ from hotcold.engine.generation import Generation, Piece, joined
 
 @dataclass(frozen=True)
 class ToolCall:
-    id: str  #: for the message of role ``tool`` with the result
+    id: str  #: repeated in the message of role ``tool`` with the result
     name: str
-    arguments: str  #: JSON of an object
+    arguments: str  #: an object in JSON
 
 
 @dataclass(frozen=True)
 class ChatPiece:
-    """The new part of an answer; ``str()`` gives the text to show."""
+    """The new part of an answer; ``str()`` returns the text to show."""
 
     parts: tuple[Part, ...]
-    piece: Piece  #: its ids and timings, and in the last one the reason of the end
+    piece: Piece  #: has the ids and timings, and in the last piece the finish reason
 
     @property
     def text(self) -> str:
@@ -36,7 +36,7 @@ class ChatPiece:
 
 @dataclass(frozen=True)
 class Answer(Generation):
-    """A finished answer; ``text`` and ``str()`` give the text to show."""
+    """A finished answer; ``text`` and ``str()`` return the text to show."""
 
     reasoning: str = ""  #: the thinking, if the template marks it
     tool_calls: tuple[ToolCall, ...] = ()
@@ -44,11 +44,11 @@ class Answer(Generation):
     @property
     def message(self) -> dict[str, Any]:
         """The answer as a message for the next turn."""
-        found: dict[str, Any] = {"role": "assistant", "content": self.text}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
-            found["reasoning_content"] = self.reasoning
+            message["reasoning_content"] = self.reasoning
         if self.tool_calls:
-            found["tool_calls"] = [
+            message["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -56,11 +56,11 @@ class Answer(Generation):
                 }
                 for call in self.tool_calls
             ]
-        return found
+        return message
 
 
 def divided(pieces: Generator[Piece, None, None], stream: AnswerStream) -> Generator[ChatPiece, None, None]:
-    """Divides the pieces of a continuation; closing this generator closes them."""
+    """Divides the text of a continuation's pieces; closing this generator closes them."""
     try:
         for piece in pieces:
             parts = stream.push(piece.text)
@@ -73,8 +73,8 @@ def divided(pieces: Generator[Piece, None, None], stream: AnswerStream) -> Gener
 
 def answer_of(pieces: Sequence[ChatPiece]) -> Answer:
     """Joins all pieces of an answer."""
-    whole = joined([each.piece for each in pieces])
-    same = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    generation = joined([each.piece for each in pieces])
+    same = {field.name: getattr(generation, field.name) for field in fields(generation)}
     return Answer(
         **same | {"text": "".join(map(str, pieces))},
         reasoning="".join(each.reasoning for each in pieces),
@@ -96,5 +96,5 @@ def _calls(parts: Iterator[Part]) -> Iterator[ToolCall]:
 
 
 def _id(index: int) -> str:
-    """A call id of nine letters and digits: some templates accept nothing else."""
+    """Returns a call id of nine letters and digits: some templates accept no other form."""
     return f"call{index:05}"

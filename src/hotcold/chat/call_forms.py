@@ -1,7 +1,7 @@
 """Forms in which models write calls of tools at the start of an answer, without their template's own tag.
 
-A form is the text up to the name of a known tool. One description of it serves twice: as a regular expression
-in the grammar of an answer, and to match a text that is still arriving."""
+A form is the text up to the name of a known tool. Its one description has two uses: a regular expression in
+the grammar of an answer, and a match of a text that is still incomplete."""
 
 import json
 import re
@@ -14,21 +14,21 @@ from hotcold.chat.tool_formats import ToolFormat
 
 @dataclass(frozen=True)
 class Run:
-    """Any number of these characters."""
+    """Any number of the given characters."""
 
     characters: str
 
 
 @dataclass(frozen=True)
 class Options:
-    """One of these sequences, from ``least`` to ``most`` times."""
+    """One of the given sequences, repeated ``least`` to ``most`` times."""
 
     sequences: "tuple[Pattern, ...]"
     least: int = 1
     most: int = 1
 
 
-#: What a text consists of, in order. Nothing that follows a :class:`Run` begins with its characters.
+#: The parts of a text, in order. The part after a :class:`Run` never begins with its characters.
 Pattern: TypeAlias = "tuple[str | Run | Options, ...]"
 
 SPACE = Run(" \t\r\n")
@@ -41,7 +41,7 @@ class Wrapper:
 
     opening: Pattern
     closing: str
-    source: str  #: where a model wrote it
+    source: str  #: report of a model that wrote it
 
 
 _HERMES_2_PRO = "https://github.com/ggml-org/llama.cpp/pull/12034"  # common_chat_parse_hermes_2_pro
@@ -66,20 +66,20 @@ WRAPPERS = (
     Wrapper(("[",), "]", "https://github.com/vllm-project/vllm/pull/33083"),
     Wrapper(("{",), "}", "https://github.com/QwenLM/Qwen3/issues/918"),
 )
-MOST_WRAPPERS = 4  #: around the first call
-MOST_CLOSINGS = 16  #: characters of space, commas and texts that close wrappers, behind a call
+MOST_WRAPPERS = 4  #: limit before the first call
+MOST_CLOSINGS = 16  #: limit after a call, in characters of space, commas and closing texts of wrappers
 
 
 @dataclass(frozen=True)
 class Shape:
-    """An object that is a call, up to the quote before the name of its tool."""
+    """The beginning of an object that is a call, up to the quote before the name of its tool."""
 
     before: Pattern
-    source: str  #: where a model wrote it
+    source: str  #: report of a model that wrote it
 
 
 def _shape(before: str, source: str) -> Shape:
-    """A space in ``before`` stands for any number of them."""
+    """Makes a shape; a space in ``before`` matches any number of spaces."""
     parts = [part for text in before.split() for part in (text, SPACE)]
     return Shape((*parts, '"'), source)
 
@@ -97,28 +97,28 @@ SHAPES = (
 
 
 def name_text(name: str) -> str:
-    """A tool's name and the quote behind it."""
+    """Returns a tool's name and the quote after it."""
     return json.dumps(name, ensure_ascii=False)[1:]
 
 
 @dataclass(frozen=True)
 class Head:
-    """A call up to the quote behind the name of its tool."""
+    """A call up to the quote after the name of its tool."""
 
     name: str
-    end: int  #: its length
+    end: int  #: position after the head
 
 
 class CallForms:
-    """The forms that a template's format leaves free, for calls of these tools. Its own marks begin a call
-    anywhere in an answer, so they are no form."""
+    """The forms of calls of these tools that the format itself does not define. Its own marks begin a call
+    anywhere in an answer, so they are excluded."""
 
     def __init__(self, format: ToolFormat, names: Iterable[str]) -> None:
-        own = {*format.marks, *format.tokens}
-        self._wrappers = [each for each in WRAPPERS if own.isdisjoint(each.opening)]
+        marks = {*format.marks, *format.tokens}
+        self._wrappers = [each for each in WRAPPERS if marks.isdisjoint(each.opening)]
         openings = tuple((*each.opening, SPACE) for each in self._wrappers)
         closings = {*(each.closing for each in self._wrappers), *SPACE.characters, ",", ";"}
-        #: What stands before the name of the first tool. No such text begins a longer one.
+        #: The text before the name of the first tool. No match is a prefix of a longer match.
         self.before: Pattern = (
             SPACE,
             Options(openings, 0, MOST_WRAPPERS),
@@ -128,25 +128,25 @@ class CallForms:
         self.wrapped: Pattern = (
             Options(tuple(each for each in openings if str(each[0])[0] not in "{["), 1, MOST_WRAPPERS),
         )
-        #: What may stand behind a call, at least a character.
+        #: Text after a call, at least one character.
         self.behind: Pattern = (Options(tuple((each,) for each in sorted(closings)), 1, MOST_CLOSINGS),)
-        #: What stands between two calls, and before the name of the second.
+        #: The text between two calls, up to the name of the second tool.
         self.between: Pattern = (Options((self.behind,), 0), *self.before)
         self._names = {name_text(name): name for name in names}
         self._before, self._between = _Matcher(self.before), _Matcher(self.between)
         self._behind = re.compile(regex(self.behind, re.escape))
 
     def first(self, text: str) -> tuple[Head | None, bool]:
-        """The head of the first call, with which a text begins, and whether more text may still make one."""
+        """Returns the head of the call that begins a text, and whether more text could complete one."""
         return self._head(self._before, text)
 
     def further(self, text: str) -> tuple[Head | None, bool]:
-        """The same of a call that follows another one."""
+        """Returns the head of a call that follows another call, and whether more text could complete one."""
         return self._head(self._between, text)
 
-    def closed(self, text: str, opened: str) -> int:
-        """How much of the text behind calls only closes the wrappers that ``opened`` has open, or wrappers
-        of any kind where that is the whole text."""
+    def closed(self, text: str, opening_text: str) -> int:
+        """Returns the length of the closing texts after calls. They close the wrappers that ``opening_text``
+        has opened; any closing texts match if nothing else follows."""
         if self._behind.fullmatch(text):
             return len(text)
         at = 0
@@ -156,13 +156,13 @@ class CallForms:
                 (
                     each.closing
                     for each in self._wrappers
-                    if rest.startswith(each.closing) and _is_open(each, opened)
+                    if rest.startswith(each.closing) and _is_open(each, opening_text)
                 ),
                 None,
             )
             if closing is None:
                 return at
-            at, opened = len(text) - len(rest) + len(closing), opened + closing
+            at, opening_text = len(text) - len(rest) + len(closing), opening_text + closing
 
     def _head(self, before: "_Matcher", text: str) -> tuple[Head | None, bool]:
         end = before.end(text)
@@ -184,24 +184,24 @@ def _is_open(wrapper: Wrapper, text: str) -> bool:
 
 
 class _Matcher:
-    """Matches a pattern with the beginning of a text that is still arriving."""
+    """Matches a pattern at the beginning of an incomplete text."""
 
     def __init__(self, pattern: Pattern) -> None:
         self._whole = re.compile(regex(pattern, re.escape))
         self._part = re.compile(_part(pattern))
 
     def end(self, text: str) -> int | None:
-        """Where the pattern ends."""
+        """Returns the end of the match."""
         match = self._whole.match(text)
         return None if match is None else match.end()
 
     def unsettled(self, text: str) -> bool:
-        """True if the whole text may be the beginning of what matches."""
+        """Returns whether the whole text may be the beginning of a match."""
         return self._part.match(text) is not None
 
 
 def regex(pattern: Pattern, escaped: Callable[[str], str]) -> str:
-    """The pattern as a regular expression."""
+    """Returns the pattern as a regular expression."""
     parts = []
     for each in pattern:
         if isinstance(each, str):
@@ -215,7 +215,7 @@ def regex(pattern: Pattern, escaped: Callable[[str], str]) -> str:
 
 
 def _part(pattern: Pattern, behind: str = r"(?!)") -> str:
-    """A regular expression of texts that end within the pattern; ``behind`` is what else may follow it."""
+    """Returns a regular expression for texts that end within the pattern; ``behind`` follows it."""
     expression = behind
     for each in reversed(pattern):
         if isinstance(each, str):
@@ -225,7 +225,7 @@ def _part(pattern: Pattern, behind: str = r"(?!)") -> str:
             expression = rf"{regex((each,), re.escape)}(?:\Z|{expression})"
         else:
             parts = "|".join(_part(sequence) for sequence in each.sequences)
-            # Some of the options are whole, and the text ends within another one or behind all of them.
-            some = regex((replace(each, least=0),), re.escape)
-            expression = rf"(?:{regex((each,), re.escape)}{expression}|{some}(?:{parts}))"
+            # Some of the repetitions are complete. The text ends within another one, or after all of them.
+            repeated = regex((replace(each, least=0),), re.escape)
+            expression = rf"(?:{regex((each,), re.escape)}{expression}|{repeated}(?:{parts}))"
     return expression

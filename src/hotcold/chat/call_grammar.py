@@ -1,4 +1,4 @@
-"""How one call of a tool is written, as rules of a grammar: one set of rules for each kind of call."""
+"""Rules of a grammar for one call of a tool: one set of rules for each kind of call."""
 
 import json
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from hotcold.engine.request import Grammar
 from hotcold.grammar.compiler import escaped_regex
 from hotcold.grammar.json_schema import WHITESPACE
 
-MOST_TAIL = 128  #: characters behind calls in another form than the format's
+MOST_TAIL = 128  #: limit of characters after calls in another form than the format's
 
 
 def content_term(content: Grammar) -> str:
-    """A grammar of content, of a kind that can stand beside calls, as a term."""
+    """Returns a grammar of content as a term, for kinds of grammars that allow calls as alternatives."""
     if content.kind == "json_object":
         return '%json {"type": "object"}'
     if content.kind == "json_schema":
@@ -34,18 +34,19 @@ def content_term(content: Grammar) -> str:
 
 
 def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most: int) -> list[str]:
-    """Returns the rules of ``forms``: a call of one of these tools at the start of an answer, in any form,
-    and up to ``most`` more. ``FORMED`` is any text that begins as a call does; ``NAMED`` begins with the name
-    of one of these tools. Behind the calls a model may write whatever ends the answer soon: a rule without
-    that text would bend its beginning into another call. The rules of :func:`argument_rules` belong to
-    them."""
-    space = f"({WHITESPACE})?"  # models may write spaces without end where a grammar lets them
+    """Returns the rules of ``forms``: calls of these tools at the start of an answer, in any form. ``most``
+    is the limit of calls after the first.
+
+    ``FORMED`` is any text that begins like a call; ``NAMED`` begins with the name of one of these tools.
+    After the calls a model may write a short text of any kind. Without that, the grammar would force its
+    beginning into another call. The rules of :func:`argument_rules` are also needed."""
+    space = f"({WHITESPACE})?"  # models write spaces without end if a grammar allows it
     keys = "|".join(f'"{key}"' for key in ARGUMENT_KEYS)
     names = "|".join(terms.escaped(name_text(name)) for name in named)
     any_text = f"/(?s:.{{1,{MOST_TAIL}}})/"
-    more = f"(BETWEEN form){{0,{most}}} (TAIL | BETWEEN UNNAMED?)?" if most else "TAIL?"
+    further = f"(BETWEEN form){{0,{most}}} (TAIL | BETWEEN UNNAMED?)?" if most else "TAIL?"
     return [
-        f"forms: BEFORE form {more}",
+        f"forms: BEFORE form {further}",
         f"BEFORE: /{regex(forms.before, terms.escaped)}/",
         f"BETWEEN: /{regex(forms.between, terms.escaped)}/",
         "FORMED: BEFORE /(?s:.*)/",
@@ -60,8 +61,8 @@ def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most
 
 
 def content_or_form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object]) -> list[str]:
-    """Returns the rules of ``forms`` where an answer is a call or content of a grammar, such as JSON. They
-    are made of the lexemes of JSON: a longer lexeme would hide the other reading."""
+    """Returns the rules of ``forms`` for an answer that is a call, or content of a grammar such as JSON. They
+    use the lexemes of JSON: a longer lexeme would exclude the other reading."""
     quoted, space = terms.quoted, "SPACE?"
     keys = " | ".join(quoted(f'"{key}"') for key in ARGUMENT_KEYS)
     head = f" {space} ".join(("WRAPPED?", *map(quoted, ("{", '"name"', ":"))))
@@ -87,7 +88,7 @@ def argument_rules(named: Mapping[str, object]) -> list[str]:
 
 
 def call_rules(terms: Terms, kind: CallKind, named: Mapping[str, object]) -> list[str]:
-    """Rules of which ``call`` is a call of one of these tools; ``named`` has the schemas of arguments."""
+    """Returns rules of ``call``, a call of one of these tools; ``named`` has the schemas of arguments."""
     lines = ["call: " + " | ".join(f"call{i}" for i in range(len(named)))]
     for i, (name, schema) in enumerate(named.items()):
         if isinstance(kind, JSONCall):
@@ -115,18 +116,18 @@ def _mark(terms: Terms, mark: tuple[str, str] | None) -> str:
 
 
 def _tagged(terms: Terms, kind: TaggedCall, rule: str, name: str, schema: object) -> list[str]:
-    """Arguments in the order of the schema; each may be left out that is not required. ``uncall`` is a call
-    behind its prefix."""
+    """Returns the rules of a call with arguments in the order of the schema; arguments that are not required
+    are optional. ``uncall`` is a call without its prefix."""
     assert isinstance(schema, Mapping)
     before, between, behind = kind.argument
     properties, required = schema.get("properties"), schema.get("required", ())
     lines, parts = [], []
     if isinstance(properties, Mapping):
-        for i, each in enumerate(properties):
-            value = _tagged_value(terms, behind, schema, each)
-            head = f"{terms.literal(before)} {terms.quoted(each)} {terms.literal(between)}"
+        for i, argument in enumerate(properties):
+            value = _tagged_value(terms, behind, schema, argument)
+            head = f"{terms.literal(before)} {terms.quoted(argument)} {terms.literal(between)}"
             lines.append(f"{rule}_{i}: {head} {value}")
-            parts.append(f"{rule}_{i}" if each in required else f"{rule}_{i}?")
+            parts.append(f"{rule}_{i}" if argument in required else f"{rule}_{i}?")
     else:
         head = f"{terms.literal(before)} /[^<>\\n]{{1,100}}/ {terms.literal(between)}"
         lines.append(f"{rule}_any: {head} {terms.text_until(behind)}")
@@ -140,16 +141,15 @@ def _tagged(terms: Terms, kind: TaggedCall, rule: str, name: str, schema: object
 
 
 def _tagged_value(terms: Terms, behind: str, schema: Mapping[str, Any], name: str) -> str:
-    """The rule of an argument between tags: any text if it may be a string, unless the schema lists the
-    strings."""
+    """Returns the rule of an argument between tags: any text for a string, unless the schema lists values."""
     types = types_of(schema, name)
-    own = schema["properties"][name]
-    values = own.get("enum") if isinstance(own, Mapping) else None
+    property = schema["properties"][name]
+    values = property.get("enum") if isinstance(property, Mapping) else None
     if types == {"string"} and isinstance(values, list) and all(isinstance(each, str) for each in values):
         return f"({' | '.join(map(terms.quoted, values))}) {terms.literal(behind)}"
     if "string" in types or not types:
         return terms.text_until(behind)
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    # Templates write what Python does of these.
+    # Templates write these in Python's form.
     words = "".join(f' | "{word}"' for word, type in PYTHON_WORDS.items() if type in types)
-    return f"({json_term({**own, **shared})}{words}) {terms.literal(behind)}"
+    return f"({json_term({**property, **shared})}{words}) {terms.literal(behind)}"

@@ -1,4 +1,4 @@
-"""Makes ids of calls, which messages of role ``tool`` repeat, in the form that a template wants."""
+"""Ids of calls, in the form that a template requires. Messages of role ``tool`` repeat them."""
 
 import hashlib
 import re
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from hotcold.chat.tool_formats import KIMI, MISTRAL, MISTRAL_ARGS, MISTRAL_IDS, ToolFormat
 
-#: ``openai``: call_ and 24 digits, for templates that take any; ``nine``: so many letters and digits;
+#: ``openai``: call_ and 24 digits, for templates that accept any id; ``nine``: nine letters and digits;
 #: ``kimi``: functions.NAME:NUMBER.
 CallIds: TypeAlias = Literal["openai", "nine", "kimi"]
 
@@ -19,50 +19,49 @@ _ASKS_FOR_NINE = re.compile(r"\|\s*length\s*[!=]=\s*9\b")
 
 
 def call_ids_of(template: str, format: ToolFormat) -> CallIds:
-    """The form that a template wants."""
+    """Returns the form that a template requires."""
     if format in (MISTRAL, MISTRAL_ARGS, MISTRAL_IDS) or _ASKS_FOR_NINE.search(template):
         return "nine"
     return "kimi" if format == KIMI else "openai"
 
 
 def new_call_id(form: CallIds, name: str, index: int) -> str:
-    """An id for call ``index`` of an answer."""
+    """Returns a new id for call ``index`` of an answer."""
     if form == "nine":
         return "".join(secrets.choice(_LETTERS) for _ in range(9))
     return f"functions.{name}:{index}" if form == "kimi" else f"call_{secrets.token_hex(12)}"
 
 
 def with_fitting_ids(messages: list[dict[str, Any]], form: CallIds) -> list[dict[str, Any]]:
-    """Replaces ids that do not have the form that the template wants, equal ids by equal ones. Calls and
-    results without an id get one if the template needs it; a result gets the id of the call that it answers
-    by position."""
+    """Replaces ids that do not have the template's form, equal ids by equal ones. Calls and results without
+    an id get one if the template needs it; such a result gets the id of the call at its position."""
     if form == "openai":
         return messages
-    known: dict[str, str] = {}
-    waiting: list[str] = []  # ids of calls whose results have not come
-    found: list[dict[str, Any]] = []
+    new_ids: dict[str, str] = {}
+    waiting: list[str] = []  # ids of calls without a result so far
+    changed: list[dict[str, Any]] = []
     for message in messages:
         message = dict(message)
         if calls := message.get("tool_calls"):
             message["tool_calls"] = calls = [dict(call) for call in calls]
             for index, call in enumerate(calls):
                 old = call.get("id")
-                id = _fitting(old or f"{len(found)}.{index}", form, call["function"]["name"], index)
+                id = _fitting(old or f"{len(changed)}.{index}", form, call["function"]["name"], index)
                 if old is not None:
-                    known[old] = id
+                    new_ids[old] = id
                 call["id"] = id
             waiting = [call["id"] for call in calls]
         elif message["role"] == "tool":
             old = message.get("tool_call_id")
             if old is None:
-                id = waiting[0] if waiting else _fitting(f"{len(found)}", form, "", 0)
+                id = waiting[0] if waiting else _fitting(f"{len(changed)}", form, "", 0)
             else:
-                id = known.get(old) or _fitting(old, form, message.get("name") or "", 0)
+                id = new_ids.get(old) or _fitting(old, form, message.get("name") or "", 0)
             message["tool_call_id"] = id
             if id in waiting:
                 waiting.remove(id)
-        found.append(message)
-    return found
+        changed.append(message)
+    return changed
 
 
 def _fitting(id: str, form: CallIds, name: str, index: int) -> str:

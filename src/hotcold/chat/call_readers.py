@@ -15,29 +15,29 @@ from hotcold.chat.tool_formats import (
     TaggedCall,
 )
 
-#: What templates write between tags, and the type of each.
+#: Words between tags that templates write in Python's form, with their JSON types.
 PYTHON_WORDS = {"True": "boolean", "False": "boolean", "None": "null"}
 _NAME = r"[^\s<>\[\]{}\"|]{1,256}"
-_MOST_HEAD = 1024  # characters before the arguments of a call
-_MOST_ENDINGS = 1000  # limit of end tags within the values of a call
+_MOST_HEAD = 1024  # limit of characters before the arguments of a call
+_MOST_ENDINGS = 1000  # limit of end tags in the values of a call
 
 
 class CallReader(Protocol):
-    """Reads one call; text that is no call is :attr:`broken`."""
+    """Reads one call. :attr:`broken` is true for a text that is not a call."""
 
-    name: str | None  #: as soon as it is known
+    name: str | None  #: None until it is known
     done: bool
     broken: bool
 
     @property
-    def streams(self) -> bool: ...  # whether arguments are given as they come, rather than all at the end
+    def streams(self) -> bool: ...  # whether arguments are available before their end
 
     def push(self, character: str) -> None: ...
-    def take(self) -> str: ...  # JSON of the arguments that is new; nothing before the name is known
+    def take(self) -> str: ...  # returns the new JSON of the arguments; empty before the name is known
 
 
 def call_reader(kind: CallKind, tools: Mapping[str, object]) -> CallReader:
-    """A reader for a kind of calls. ``tools`` has the schemas of arguments by tool, if they are known."""
+    """Returns a reader for a kind of calls. ``tools`` has the known schemas of arguments by tool."""
     if isinstance(kind, JSONCall):
         return JSONReader()
     if isinstance(kind, NamedCall):
@@ -49,8 +49,8 @@ def call_reader(kind: CallKind, tools: Mapping[str, object]) -> CallReader:
 
 
 def valid_arguments(text: str) -> str | None:
-    """Arguments as valid JSON of an object. Raw line breaks in strings, which models write, are escaped; an
-    object within a string is taken out. None: they are invalid."""
+    """Returns arguments as valid JSON of an object, or None. Escapes raw line breaks in strings, which models
+    write, and unwraps an object in a string."""
     text = text.strip()
     if text in ("", "null"):
         return "{}"
@@ -85,7 +85,7 @@ class _Object:
         self._escaped = False
 
     def push(self, character: str) -> bool:
-        """Takes a character; True if it ends the object."""
+        """Adds a character; returns True if it ends the object."""
         if self._in_string:
             if self._escaped:
                 self._escaped = False
@@ -101,7 +101,7 @@ class _Object:
 
 
 class NamedReader:
-    """See :class:`NamedCall`."""
+    """Reader of a :class:`NamedCall`."""
 
     streams = True
 
@@ -111,7 +111,7 @@ class NamedReader:
         self.broken = False
         mark = "" if kind.mark is None else f"(?:{re.escape(kind.mark[0])}{kind.mark[1]})?"
         prefix, separator = re.escape(kind.prefix), re.escape(kind.separator.strip())
-        # A model may leave the prefix out.
+        # A model may omit the prefix.
         self._head_form = re.compile(rf"(?:{prefix})?\s*({_NAME}?){mark}\s*{separator}\s*", re.DOTALL)
         self._separator = kind.separator.strip()
         self._head = ""
@@ -123,9 +123,9 @@ class NamedReader:
         if self.name is None:
             self._head += character
             if self._head.endswith(self._separator):
-                found = self._head_form.fullmatch(self._head)
-                self.name = found and found[1]
-                self.broken = found is None
+                match = self._head_form.fullmatch(self._head)
+                self.name = match and match[1]
+                self.broken = match is None
             elif len(self._head) > _MOST_HEAD:
                 self.broken = True
         elif not self._begun and character.isspace():
@@ -138,13 +138,13 @@ class NamedReader:
             self.done = self._object.push(character)
 
     def take(self) -> str:
-        found, self._fragment = self._fragment, ""
-        return found
+        fragment, self._fragment = self._fragment, ""
+        return fragment
 
 
 class TaggedReader:
-    """See :class:`TaggedCall`. Spaces between the tags do not matter; of a value, one line break at either
-    end belongs to the tags."""
+    """Reader of a :class:`TaggedCall`. Spaces between the tags are ignored. One line break at each end of a
+    value belongs to the tags."""
 
     streams = False
 
@@ -176,8 +176,8 @@ class TaggedReader:
                 self.broken = True
 
     def take(self) -> str:
-        found, self._arguments = self._arguments, ""
-        return found
+        arguments, self._arguments = self._arguments, ""
+        return arguments
 
     def _read_name(self) -> None:
         """Reads the name, which is complete when another part follows."""
@@ -185,17 +185,17 @@ class TaggedReader:
         if len(text) > _MOST_HEAD:
             self.broken = True
         elif text.startswith(self._kind.prefix):
-            rest = text.removeprefix(self._kind.prefix).lstrip()
-            found = re.match(_NAME, rest)
-            if rest and found is None:
+            after_prefix = text.removeprefix(self._kind.prefix).lstrip()
+            match = re.match(_NAME, after_prefix)
+            if after_prefix and match is None:
                 self.broken = True
-            elif found is not None and len(found[0]) < len(rest):
-                self.name = found[0]
+            elif match is not None and len(match[0]) < len(after_prefix):
+                self.name = match[0]
         elif not self._kind.prefix.startswith(text):
             self.broken = True
 
     def _values(self) -> dict[str, Any] | None:
-        """The arguments, if the text is whole calls in tags."""
+        """Returns the arguments if the text is a complete call, otherwise None."""
         before, between, behind = (each.strip() for each in self._kind.argument)
         head = self._head.match(self._text)
         if head is None or self.name is None:
@@ -217,13 +217,13 @@ class TaggedReader:
                 text = text.removeprefix("\n").removesuffix("\n")
             values[key[1].strip()] = typed(text, schema, key[1].strip())
             at = end + len(behind)
-        rest = self._text[at:].strip()
-        return values if rest == self._suffix else None
+        remainder = self._text[at:].strip()
+        return values if remainder == self._suffix else None
 
 
 def typed(text: str, schema: object, name: str) -> Any:
-    """A value between tags: a string if the argument's schema says so, else JSON if it is valid, else a
-    string."""
+    """Converts a value between tags: to a string if the schema requires one, or if it is not valid JSON;
+    otherwise to JSON's value."""
     types = types_of(schema, name)
     if types == {"string"}:
         return text
@@ -239,12 +239,12 @@ def typed(text: str, schema: object, name: str) -> Any:
 
 
 def types_of(schema: object, name: str) -> frozenset[str]:
-    """The JSON types of one property of a schema; empty if the schema does not say."""
+    """Returns the JSON types of one property of a schema; empty if the schema does not state them."""
     if not isinstance(schema, Mapping):
         return frozenset()
     properties = schema.get("properties")
-    own = properties.get(name) if isinstance(properties, Mapping) else None
-    return frozenset(_types(own, schema, 0))
+    property = properties.get(name) if isinstance(properties, Mapping) else None
+    return frozenset(_types(property, schema, 0))
 
 
 def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
@@ -263,8 +263,8 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> set[str]:
         return _types(target, root, depth + 1)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list):
-            found = [_types(each, root, depth + 1) for each in schema[key]]
-            return set() if key != "allOf" and not all(found) else set().union(*found)
+            type_sets = [_types(each, root, depth + 1) for each in schema[key]]
+            return set() if key != "allOf" and not all(type_sets) else set().union(*type_sets)
     return set()
 
 
@@ -276,19 +276,19 @@ def _type_of(value: object) -> str:
 
 
 class JSONReader:
-    """See :class:`JSONCall`; keys in any order. The braces at its ends may be doubled."""
+    """Reader of a :class:`JSONCall`. Keys may have any order; the outer braces may be doubled."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.done = False
         self.broken = False
-        self._fragment = ""  # of the arguments, since the last :meth:`take`
-        self._any = False  # whether there were arguments
+        self._fragment = ""  # the arguments since the last :meth:`take`
+        self._any = False  # whether :meth:`take` has returned arguments
         self._object = _Object()
         self._expect: Literal["object", "key", "in key", "colon", "value", "comma"] = "object"
         self._keys: set[str] = set()
         self._key = ""
-        self._value = ""  # JSON of the key or of the value that is being read
+        self._value = ""  # JSON of the current key or value
         self._escaped = False
 
     def push(self, character: str) -> None:
@@ -306,11 +306,11 @@ class JSONReader:
     def take(self) -> str:
         if self.name is None:
             return ""
-        found, self._fragment = self._fragment, ""
-        if self.done and not self._any and not found:
-            found = "{}"
-        self._any |= bool(found)
-        return found
+        fragment, self._fragment = self._fragment, ""
+        if self.done and not self._any and not fragment:
+            fragment = "{}"
+        self._any |= bool(fragment)
+        return fragment
 
     def _push_between(self, character: str) -> None:
         if character == "{" and self._expect in ("object", "key") and not self._keys:
@@ -342,7 +342,7 @@ class JSONReader:
             return
         kind = character if first else self._value[0]
         if kind not in '{["' and character in ",}" and not first:
-            self._end_value()  # of a number or a word, which only what follows ends
+            self._end_value()  # only the next character ends a number or a word
             self._push_between(character)
             return
         self._value += character
@@ -371,15 +371,15 @@ class JSONReader:
             self.name = _parsed(self._value)
             self.broken = not self.name
         elif self._key == "arguments" and self._value[0] not in "{[":
-            # Some models write the object into a string; null and the like are none.
+            # Some models write the object as a string; null means no arguments.
             text = self._value.strip()
             self._fragment += _parsed(text) if text[0] == '"' else "" if text == "null" else text
 
 
 def _parsed(text: str) -> str:
-    """The string that the JSON text has; empty if it has none."""
+    """Returns the string in a JSON text; empty if it has none."""
     try:
-        found = json.loads(text, strict=False)
+        value = json.loads(text, strict=False)
     except ValueError:
         return ""
-    return found if isinstance(found, str) else ""
+    return value if isinstance(value, str) else ""

@@ -31,11 +31,11 @@ from hotcold.formats.gguf_values import MAX_TEMPLATE_BYTES
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import shown
 
-ANSWER_TOKENS = 512  #: the most of an answer in a conversation, unless somebody says otherwise
-PARAGRAPH = "\n\n"  #: between what was written and what a user writes next, without a template
-#: A template that asks for ``thinking``: DeepSeek's, Granite's. Others call it ``enable_thinking``.
+ANSWER_TOKENS = 512  #: default limit of an answer in a conversation, in tokens
+PARAGRAPH = "\n\n"  #: without a template: the text before a user's message
+#: Matches templates that read ``thinking`` (DeepSeek's, Granite's); others read ``enable_thinking``.
 _OTHER_NAME = re.compile(r"\bthinking is (?:not )?defined\b|\bif (?:not )?thinking\b")
-_TAIL = 32  # tokens of a prompt, which may be the name that opens thinking and spaces
+_TAIL = 32  # end of a prompt, in tokens: long enough for the text that opens thinking, and spaces
 _TEMPLATE = "tokenizer.chat_template"
 _SPECIAL_TOKENS = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding",
@@ -46,8 +46,8 @@ _SPECIAL_TOKENS = {
 class Chat:
     """The conversations of one model: its template, its tokenizer, and its marks of thinking and calls.
 
-    ``metadata`` is the GGUF file's; ``name`` is for messages. Errors in the template are told by the first
-    :meth:`ids`. May be used from several threads at once."""
+    ``metadata`` is the GGUF file's; ``name`` is for error messages. The first :meth:`ids` raises errors in
+    the template. Several threads may use an instance at once."""
 
     def __init__(self, tokenizer: Tokenizer, metadata: Mapping[str, Any], name: str = "") -> None:
         self.name = name
@@ -59,28 +59,28 @@ class Chat:
         }
         self._special = _special_tokens(tokenizer, metadata)
         self._process = TemplateProcess()
-        self._traits: dict[str, Traits] = {}  # of templates that were used
+        self._traits: dict[str, Traits] = {}  # template -> its traits
         text = self.template or ""
         with_tools = self._templates.get("tool_use", text)
-        #: how the model calls tools
+        #: the model's format of calls
         self.tool_format: ToolFormat = tool_format(with_tools)
         self._harmony = is_harmony(text, tokenizer.control_names.values())
         if self._harmony:
             self.tool_format = HARMONY
-        #: the form of calls' ids that the template wants
+        #: the form of call ids that the template requires
         self.call_ids: CallIds = call_ids_of(with_tools, self.tool_format)
         self._thinking = None if self._harmony else thinking_of(text)
-        #: control tokens that must be shown in an answer's text (``Job.shown``), for :meth:`stream` to see
+        #: control tokens that :meth:`stream` needs in an answer's text (``Job.shown``)
         self.shown = self._shown()
 
     @property
     def template(self) -> str | None:
-        """Jinja's source; None where the file has none."""
+        """The source of the template in Jinja; None if the file has none."""
         return self._templates.get("") or self._templates.get("tool_use")
 
     @property
     def lists_tools(self) -> bool:
-        """True if the template itself tells of tools."""
+        """Whether the template itself describes tools."""
         return knows_tools(self._templates.get("tool_use") or self.template or "")
 
     @property
@@ -89,7 +89,7 @@ class Chat:
 
     @property
     def template_note(self) -> str | None:
-        """A note on the template for the user; None if it is the model's own."""
+        """A note on a missing template, for the user; None if there is one."""
         if self.has_template:
             return None
         return "the model has no chat template: it continues the text of all messages (see docs/chat.md)"
@@ -104,14 +104,15 @@ class Chat:
         continue_last: bool = False,
         context: int | None = None,
     ) -> list[int]:
-        """Token ids of the prompt for the next answer; blocks for as long as rendering takes.
+        """Returns the token ids of the prompt for the next answer. Rendering blocks.
 
-        Messages, tools and ``kwargs``, which are values that the template may ask for, are taken to be right:
-        what others wrote goes through :func:`check_messages`, :func:`check_tools` and :func:`check_values`
-        before. With ``continue_last`` the last message, an assistant's, is the beginning of the answer.
-        Special tokens inside the messages' texts stay text. :class:`TemplateError`: the template cannot be
-        rendered with these; RequestError: no template can be rendered now, or the prompt leaves no room in
-        ``context`` tokens, which shows before it is encoded."""
+        Messages, tools and ``kwargs`` (values for the template) must be valid: :func:`check_messages`,
+        :func:`check_tools` and :func:`check_values` check untrusted ones. With ``continue_last`` the last
+        message, an assistant's, is the beginning of the answer. Names of special tokens in messages stay
+        text.
+
+        Raises TemplateError if the template cannot render the messages. Raises RequestError if no process can
+        render now, or, before encoding, if the prompt does not fit into ``context`` tokens."""
         begins = add_generation_prompt and not continue_last
         try:
             text, marks = self._text(messages, tools, self._values(kwargs), begins, continue_last)
@@ -127,8 +128,8 @@ class Chat:
         return ids
 
     def borders(self, ids: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
-        """Positions in a prompt of :meth:`ids` up to which later prompts are likely to be equal
-        (``Job.borders``); none where the template has no control tokens there."""
+        """Returns the positions in a prompt of :meth:`ids` up to which later prompts are likely to be equal
+        (``Job.borders``). There are none if the template has no control tokens there."""
         return borders_of(ids, messages, openings_of(self._tokenizer, self.traits()))
 
     def text(
@@ -140,22 +141,22 @@ class Chat:
         add_generation_prompt: bool = True,
         continue_last: bool = False,
     ) -> str:
-        """The text of the prompt of :meth:`ids`, in which nothing tells a control token from its name in a
-        message."""
+        """Returns the text of the prompt of :meth:`ids`; names of control tokens in messages look like
+        tokens."""
         begins = add_generation_prompt and not continue_last
         values = self._values(kwargs)
         text, marks = self._text(messages, tools, values, begins, continue_last)
         return marks.restored(str.__str__(text))
 
     def _check_length(self, context: int, texts: Sequence[str]) -> None:
-        """RequestError: these texts have so many tokens that the context has no room for an answer."""
+        """Raises RequestError if texts cannot fit into the context together with an answer."""
         least = sum(map(self._tokenizer.least_tokens, texts))
         if least >= context:
             raise PromptTooLongError(least, context, at_least=True)
 
     def traits(self, *, tools: bool = False) -> Traits:
-        """The forms that the template accepts, or the one for tools; blocks while it is asked for the first
-        time."""
+        """Returns the forms that the template (for tools) accepts. The first call renders probes, and
+        blocks."""
         return self._traits_of(self._templates.get("tool_use" if tools else "") or self.template or "")
 
     @property
@@ -164,7 +165,7 @@ class Chat:
         return self._thinking is not None or self._harmony
 
     def opens_thinking(self, ids: Sequence[int]) -> bool:
-        """True if this prompt of :meth:`ids` has begun the thinking, so that the answer goes on with it."""
+        """Returns whether this prompt of :meth:`ids` opens the thinking, so that the answer continues it."""
         return opens_thinking(self._end_of(ids), self._thinking)
 
     def thought(
@@ -176,11 +177,11 @@ class Chat:
         beginning: str | None = None,
         budget: int | None = None,
     ) -> Thought | None:
-        """The thought that may come before the answer to this prompt of :meth:`ids`; None: none can.
+        """Returns the thinking that may precede the answer to this prompt of :meth:`ids`; None: not possible.
 
-        ``beginning`` is the text of the last message, where the answer continues it. A call of one of
-        ``tools`` ends the thought. ``kwargs`` that forbid thinking end it at once, and an effort that the
-        template does not know bounds it, unless there is a ``budget`` of tokens."""
+        ``beginning`` is the text of the last message, if the answer continues it. A call of one of ``tools``
+        ends the thinking. ``kwargs`` that forbid thinking end it at once. Without a ``budget`` in tokens, an
+        effort that the template does not support determines one."""
         values = kwargs or {}
         template, off = self.template or "", is_off(values)
         if budget is None and "reasoning_effort" not in template:
@@ -193,7 +194,7 @@ class Chat:
         opened = self.opens_thinking(ids) or (beginning is not None and leaves_open(beginning, thinking))
         begun = beginning is not None or self._end_of(ids).rstrip().endswith(thinking.end)
         if off:
-            budget = 0  # a model may begin a thought behind one that the template has closed
+            budget = 0  # a model may begin thinking again after the template has closed it
         opening = self._opening(tools)
         return Thought(
             thinking.start,
@@ -215,9 +216,9 @@ class Chat:
         form: bool = False,
         begun: bool = False,
     ) -> AnswerStream:
-        """Divides the text of an answer, whose control tokens :attr:`shown` must be in it. Only calls of
-        these ``tools`` count. ``sure`` says that a grammar holds the calls to the tools' schemas, ``form``
-        that one holds the answer, ``begun`` that the last message is its beginning."""
+        """Returns the splitter of an answer's text, which must have the control tokens :attr:`shown`. Only
+        calls of ``tools`` are recognised. ``sure``: a grammar enforces the tools' schemas. ``form``: a
+        grammar enforces the answer's form. ``begun``: the last message is the answer's beginning."""
         opening = self._opening(tools)
         functions = [tool["function"] for tool in tools]
         schemas = {each["name"]: each.get("parameters") for each in functions}
@@ -243,7 +244,7 @@ class Chat:
         return call_opening(self.tool_format, names, set(self._tokenizer.control_names.values()))
 
     def _end_of(self, ids: Sequence[int]) -> str:
-        """The end of a prompt's text, with the names of control tokens."""
+        """Returns the end of a prompt's text, with the names of control tokens."""
         names = self._tokenizer.control_names
         last = ids[-_TAIL:]
         pieces = (names[id].encode() if id in names else self._tokenizer.piece(id) for id in last)
@@ -271,7 +272,7 @@ class Chat:
         add_generation_prompt: bool,
         continue_last: bool,
     ) -> tuple[str, StandIns]:
-        """The rendered text, with stand-ins in it, and the stand-ins."""
+        """Returns the rendered text with stand-ins, and the stand-ins."""
         shows_tools = bool(tools) and self.tool_format is not GENERAL
         template = self._templates.get("tool_use" if shows_tools else "") or self.template or ""
         if (size := len(template.encode(errors="replace"))) > MAX_TEMPLATE_BYTES:
@@ -281,7 +282,7 @@ class Chat:
             seen = shown(messages[-1]["role"])
             raise TemplateError(f"the last message is of {seen}: only an assistant's can be continued")
         texts = [template, *texts_of(messages), *texts_of(tools), *texts_of(values)]
-        # They mark where the last message ends, and stand for the marks of calls.
+        # ``end`` marks the end of the last message; the others replace the marks of calls.
         end, *of_calls = unused(1 + CALL_MARKS, texts)
         traits = self._traits_of(template)
         messages, tools = fitted(messages, tools, template, traits, self.tool_format, self.call_ids, of_calls)
@@ -311,13 +312,13 @@ class Chat:
         return text[: text.rindex(end)], marks
 
     def _traits_of(self, template: str) -> Traits:
-        """Found out once. A template that cannot even be asked has those of all others: rendering it will
-        tell what is wrong."""
+        """Returns a template's traits, determined once. A template that cannot be probed has the default
+        ones: rendering it will report the error."""
         if template not in self._traits:
-            self._traits[template] = self._found_traits(template) if template else Traits()
+            self._traits[template] = self._probe_traits(template) if template else Traits()
         return self._traits[template]
 
-    def _found_traits(self, template: str) -> Traits:
+    def _probe_traits(self, template: str) -> Traits:
         request = {
             "template": template,
             "stand_ins": ["", ""],
@@ -337,13 +338,13 @@ class Chat:
 
 
 def _joins(before: str, text: str) -> str:
-    """A space where an answer's text would grow together with the word before it."""
+    """Returns a space if an answer's text would otherwise join the word before it."""
     apart = not before or not text or before[-1].isspace() or not text[0].isalnum()
     return "" if apart else " "
 
 
 def _special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Names of tokens as templates know them; those that the file does not have are left out."""
+    """Returns the names of tokens as templates know them, without tokens that the file does not have."""
     found = {}
     for name, key in _SPECIAL_TOKENS.items():
         id = metadata.get(f"tokenizer.ggml.{key}_token_id")
@@ -354,7 +355,7 @@ def _special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> dict[s
 
 
 def _mark_end(message: Message, end: str) -> None:
-    """Puts a mark behind what a message says."""
+    """Appends a mark to the text of a message."""
     content = message["content"]
     if isinstance(content, list) and content:
         last = content[-1]
@@ -364,8 +365,8 @@ def _mark_end(message: Message, end: str) -> None:
 
 
 def _plain_text(messages: list[Message]) -> str:
-    """Joins messages to one running text, for a model without a template. An answer goes on where the message
-    before it ended; any other message begins a paragraph."""
+    """Joins messages to one text, for a model without a template. An answer continues the message before it;
+    any other message begins a paragraph."""
     text = ""
     for message in messages:
         content = content_text(message["content"])

@@ -1,7 +1,6 @@
-"""Gives tools to models whose templates have none: the prompt describes them, and calls are text.
+"""Tools for models whose templates support none: the prompt describes them, and calls are text.
 
-The marks are those of Hermes, which many small models have seen; :data:`~hotcold.chat.tool_formats.GENERAL`
-reads them back."""
+The marks are Hermes's, which many small models know; ``tool_formats.GENERAL`` parses them."""
 
 import json
 from collections.abc import Sequence
@@ -33,39 +32,38 @@ Where:
 
 
 def described(tools: Sequence[dict[str, Any]]) -> str:
-    """The text that describes tools to a model."""
+    """Returns the text that describes tools to a model."""
     lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return _DESCRIPTION.format(tools="\n".join(lines))
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-    """Adds the description of tools to the system message; calls go into assistants' texts, and results
-    become user messages."""
-    found: list[Message] = []
-    results: Message | None = None  # the last message, where more of them may be added to it
+    """Describes tools in the system message, and converts calls to text and results to user messages."""
+    changed: list[Message] = []
+    results: Message | None = None  # the last message, if further results belong to it
     for message in messages:
         if message["role"] != "tool":
             results = None
-            found.append(_called(message) if "tool_calls" in message else dict(message))
+            changed.append(_with_call_text(message) if "tool_calls" in message else dict(message))
             continue
         result = f"<tool_response>\n{content_text(message['content'])}\n</tool_response>"
         if results is not None:
             results["content"] += f"\n{result}"
         else:
             results = {"role": "user", "content": result}
-            found.append(results)
-    return _told(found, described(tools)) if tools else found
+            changed.append(results)
+    return _told(changed, described(tools)) if tools else changed
 
 
 def with_tools_in_channels(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-    """Adds the description of tools, for a model of Harmony whose template does not."""
+    """Adds the description of tools, for a Harmony model whose template has none."""
     lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = "# Tools\n\nCalls to these functions must go to the commentary channel, as functions.NAME:\n"
     return _told(messages, text + "\n".join(lines))
 
 
 def with_tools_of_deepseek(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-    """Adds the description of tools that DeepSeek publishes for V3.1, whose template has none."""
+    """Adds DeepSeek's published description of tools for V3.1, whose template has none."""
     parts = [
         f"### {function['name']}\nDescription: {function.get('description') or ''}\n\n"
         f"Parameters: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}\n"
@@ -76,15 +74,15 @@ def with_tools_of_deepseek(messages: Sequence[Message], tools: Sequence[dict[str
 
 def _told(messages: Sequence[Message], text: str) -> list[Message]:
     """Appends a text to the system message."""
-    found = [dict(message) for message in messages]
-    if not found or found[0]["role"] not in ("system", "developer"):
-        found.insert(0, {"role": "system", "content": ""})
-    own = content_text(found[0]["content"])
-    found[0]["content"] = f"{own}\n\n{text}" if own else text
-    return found
+    changed = [dict(message) for message in messages]
+    if not changed or changed[0]["role"] not in ("system", "developer"):
+        changed.insert(0, {"role": "system", "content": ""})
+    text_before = content_text(changed[0]["content"])
+    changed[0]["content"] = f"{text_before}\n\n{text}" if text_before else text
+    return changed
 
 
-def _called(message: Message) -> Message:
+def _with_call_text(message: Message) -> Message:
     calls = [
         json.dumps(
             {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}, ensure_ascii=False
@@ -92,6 +90,6 @@ def _called(message: Message) -> Message:
         for call in message["tool_calls"]
     ]
     text = f"{GENERAL.before}{(GENERAL.between or '').join(calls)}{GENERAL.after}"
-    own = content_text(message["content"])
-    rest = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**rest, "content": f"{own}\n{text}" if own else text}
+    text_before = content_text(message["content"])
+    fields = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**fields, "content": f"{text_before}\n{text}" if text_before else text}

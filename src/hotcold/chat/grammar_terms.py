@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 
 
 class Terms:
-    """Texts as terms of a grammar, in which the names of control tokens are those tokens. :attr:`lines` are
-    rules that the terms need, :attr:`notes` say of tools what these rules do not hold an answer to."""
+    """Converts texts to terms of a grammar, in which names of control tokens are these tokens. :attr:`lines`
+    are rules that the terms need. :attr:`notes` list the parts of tools' schemas that are not enforced."""
 
     def __init__(self, token_ids: Mapping[str, int]) -> None:
         self.lines: list[str] = []
-        self.notes: dict[tuple[str, str], None] = {}  # (tool, what is not enforced)
-        #: the longest first, so that one which begins another does not hide it
+        self.notes: dict[tuple[str, str], None] = {}  # (tool, part that is not enforced)
+        #: long names first, since a name may begin with another one
         self._token_ids = dict(sorted(token_ids.items(), key=lambda each: -len(each[0])))
         self._texts: dict[str, str] = {}
 
@@ -28,7 +28,7 @@ class Terms:
         return self.quoted(text)
 
     def text_until(self, mark: str) -> str:
-        """Any text that does not have the mark in it, spaces around the mark aside, and the mark."""
+        """Returns the term of text without the mark, and the mark. Spaces around the mark do not count."""
         if mark not in self._texts:
             n = len(self._texts)
             name = next((each for each in self._token_ids if each and mark.startswith(each)), None)
@@ -42,14 +42,14 @@ class Terms:
         return self._texts[mark]
 
     def other_tokens(self, names: Iterable[str]) -> str:
-        """All control tokens but these, as ``1-3,7``."""
-        found: list[list[int]] = []
+        """Returns all control tokens except these, as ``1-3,7``."""
+        ranges: list[list[int]] = []
         for id in sorted(id for name, id in self._token_ids.items() if name not in set(names)):
-            if found and found[-1][1] == id - 1:
-                found[-1][1] = id
+            if ranges and ranges[-1][1] == id - 1:
+                ranges[-1][1] = id
             else:
-                found.append([id, id])
-        return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in found)
+                ranges.append([id, id])
+        return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in ranges)
 
     @staticmethod
     def quoted(text: str) -> str:
@@ -57,5 +57,5 @@ class Terms:
 
     @staticmethod
     def escaped(text: str) -> str:
-        """A text within a regular expression."""
+        """Returns a text for use in a regular expression."""
         return "".join(f"\\x{{{ord(char):x}}}" for char in text)

@@ -1,8 +1,9 @@
 """Harmony, the format of gpt-oss: an answer is messages in channels.
 
-``<|channel|>analysis<|message|>...<|end|>`` is thinking; ``final``, and a ``commentary`` to nobody, are
-content; a message to ``functions.NAME`` is a call: the recipient stands behind the channel or before it, and
-``<|call|>`` ends it. ``<|start|>assistant`` begins each further message; the prompt ends with the first."""
+``<|channel|>analysis<|message|>...<|end|>`` is thinking. ``final``, and ``commentary`` without a recipient,
+are content. A message to ``functions.NAME`` is a call: the recipient is written after the channel or before
+it, and ``<|call|>`` ends it. ``<|start|>assistant`` begins each further message; the prompt ends with the
+first one."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,13 +17,13 @@ _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _MOST_HEADER = 1024
-#: The name, among this format's three, of other efforts.
+#: Other efforts -> one of this format's three.
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 class HarmonyStream(AnswerStream):
-    """Divides an answer in channels. ``tools`` has the schemas of arguments by name; without
-    tools, or to another recipient, a call is content with its header. A text without any mark is content."""
+    """Divides an answer in channels. ``tools`` has the schemas of arguments by name. A call of an unknown
+    tool, or to another recipient, is content with its header. A text without any mark is content."""
 
     def __init__(self, tools: Mapping[str, object] | None = None, *, sure: bool = False) -> None:
         super().__init__(self._start)
@@ -30,12 +31,12 @@ class HarmonyStream(AnswerStream):
         self._sure = sure
         self._kind: Literal["content", "reasoning", "call"] = "content"
         self._name = ""
-        self._raw = ""  # of a call since its header, in case that it is none
+        self._raw = ""  # text of a call since its header, if it turns out to be content
         self._arguments = ""
-        self._told: set[str] = set()  # kinds of which there was text
+        self._told: set[str] = set()  # kinds with text so far
 
     def _start(self, end: bool) -> Iterable[Part]:
-        """Reads a message's header, at the start of the answer or behind a message, or text that has none."""
+        """Reads a message's header, at the start of the answer or after a message. Other text is content."""
         text = self._held.lstrip()
         if text.startswith(_OPENINGS):
             self._state, self._held = self._header, text
@@ -44,13 +45,13 @@ class HarmonyStream(AnswerStream):
         return ()
 
     def _header(self, end: bool) -> Iterable[Part]:
-        header, mark, rest = self._held.partition("<|message|>")
+        header, mark, after = self._held.partition("<|message|>")
         if not mark:
             if not end and len(header) <= _MOST_HEADER:
                 return ()
             self._held, self._state, self._kind = "", self._body, "content"
             return (Part("content", header),)
-        self._held, self._state = rest, self._body
+        self._held, self._state = after, self._body
         channels, recipients = _CHANNEL.findall(header), _RECIPIENT.findall(header)
         recipient = recipients[-1] if recipients else "assistant"
         self._name = recipient.removeprefix("functions.")
@@ -58,7 +59,7 @@ class HarmonyStream(AnswerStream):
         if recipient == "assistant":
             thinks = bool(channels) and channels[-1] == "analysis"
             self._kind = "reasoning" if thinks else "content"
-            # A line break between two messages of a kind.
+            # Separates two messages of a kind by a line break.
             return (Part(self._kind, "\n"),) if self._kind in self._told else ()
         self._kind = "call" if self._name in self._tools else "content"
         self._raw = header + mark
@@ -69,9 +70,9 @@ class HarmonyStream(AnswerStream):
         return ()
 
     def _body(self, end: bool) -> Iterable[Part]:
-        found = [at for each in _ENDS if (at := self._held.find(each)) >= 0]
-        if found:
-            at = min(found)
+        ends = [at for each in _ENDS if (at := self._held.find(each)) >= 0]
+        if ends:
+            at = min(ends)
             text, mark = self._held[:at], next(each for each in _ENDS if self._held.startswith(each, at))
             # The next header may begin here.
             self._held = self._held[at if mark == "<|start|>" else at + len(mark) :]

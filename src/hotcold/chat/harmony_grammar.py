@@ -1,4 +1,4 @@
-"""Grammars of answers in Harmony: thinking as long as it may be, then the content, or a call."""
+"""Grammars of answers in Harmony: thinking of any allowed length, then content or a call."""
 
 from collections.abc import Mapping
 
@@ -11,12 +11,13 @@ from hotcold.engine.request import Grammar
 def harmony_rules(
     terms: Terms, named: Mapping[str, object], *, free: bool, content: Grammar | None
 ) -> list[str]:
-    """Rules of an answer that must call one of these tools, or where it is ``free`` say something."""
+    """Returns the rules of an answer that calls one of these tools; if ``free``, it may have content
+    instead."""
     literal = terms.literal
-    more = f"{terms.text_until('<|end|>')} {literal('<|start|>assistant')}"
+    further = f"{terms.text_until('<|end|>')} {literal('<|start|>assistant')}"
     options = [f"call{i}" for i in range(len(named))] + ["final"] * free
     lines = [
-        f"start: (aside {more})* ({' | '.join(options)})",
+        f"start: (aside {further})* ({' | '.join(options)})",
         f"aside: {literal('<|channel|>')} ({literal('analysis')} | {literal('commentary')}) "
         f"{literal('<|message|>')}",
         f'format: " " ({literal("<|constrain|>")})? "json"',

@@ -1,4 +1,4 @@
-"""Calls whose arguments are literals of a language that is not JSON, as rules of a grammar."""
+"""Rules of a grammar for calls whose arguments are literals of a language other than JSON."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,19 +14,19 @@ _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 _OF_NUMBERS = (*LIMITS, "multipleOf")
 _OF_OBJECTS = ("patternProperties", "minProperties", "maxProperties")  # not enforced
 _EITHER = ("anyOf", "oneOf")
-_SEVERAL = {"$ref", "allOf", *_EITHER}  # what else is said of the same value
+_SEVERAL = {"$ref", "allOf", *_EITHER}  # other schemas for the same value
 _SINGLE = r"SINGLE: /'([^'\\]|\\(?s:.))*'/"
-_MOST_ITEMS = 1000  # that a rule counts
-_MOST_STEPS = 20_000  # schemas that are looked at, again for each way that leads there
-_STEPS_OF_SEVERAL = 20  # one that is put together takes longer
-_MOST_OPTIONS = 8  # levels of options of a tool's arguments
+_MOST_ITEMS = 1000  # limit of items that a rule counts
+_MOST_STEPS = 20_000  # limit of schemas to visit, counted again for each path to them
+_STEPS_OF_SEVERAL = 20  # steps for merging several schemas
+_MOST_OPTIONS = 8  # limit of nested options in a tool's arguments
 
 
 def literal_rules(
     terms: Terms, kind: LiteralCall, rule: str, name: str, schema: Mapping[str, Any]
 ) -> list[str]:
-    """Rules of which ``rule`` is a call of the tool. What cannot be enforced is in the notes of the terms.
-    GrammarError: the schema is too large."""
+    """Returns rules in which ``rule`` is a call of the tool. The notes of the terms list the parts that
+    cannot be enforced. Raises GrammarError if the schema is too large."""
     rules = _Rules(terms, kind, rule, name, schema)
     notation = kind.notation
     head = f"{terms.literal(kind.prefix)} {terms.quoted(name)}"
@@ -37,7 +37,7 @@ def literal_rules(
 
 
 class _Rules:
-    """Rules of the values of one tool."""
+    """The rules of one tool's values."""
 
     def __init__(
         self, terms: Terms, kind: LiteralCall, rule: str, name: str, root: Mapping[str, Any]
@@ -50,8 +50,9 @@ class _Rules:
         self._root = root
         self._count = 0
         self._steps = 0
-        self._named: dict[str, str] = {}  # rules of schemas that are put together, and of any value
-        self._left: list[tuple[str, Mapping[str, Any]]] = []  # such rules that are yet to be written
+        # rules of merged schemas, and the rule of any value under the key ""
+        self._named: dict[str, str] = {}
+        self._left: list[tuple[str, Mapping[str, Any]]] = []  # merged schemas whose rules are not written yet
         self._comma = self._spaced(",")
         self._colon = self._spaced(":")
 
@@ -64,13 +65,13 @@ class _Rules:
         return f"{self._rule}_{self._count}"
 
     def finish(self) -> None:
-        """Writes the rules of schemas that others refer to."""
+        """Writes the rules of the schemas that other rules refer to."""
         while self._left:
             name, schema = self._left.pop()
-            self.lines.append(f"{name}: {self._together(schema)}")
+            self.lines.append(f"{name}: {self._combined(schema)}")
 
     def arguments(self, schema: Mapping[str, Any], level: int = 0) -> str:
-        """The arguments of a call, without the brackets."""
+        """Returns the term of a call's arguments, without the brackets."""
         merged = self._merged([schema])
         key = next((key for key in _EITHER if key in merged), None)
         if key is None or level > _MOST_OPTIONS:
@@ -79,36 +80,36 @@ class _Rules:
         return self._either(self.arguments(each, level + 1) or '""' for each in options)
 
     def _members(self, schema: Mapping[str, Any], *, arguments: bool = False) -> str:
-        """The members of an object, or the arguments of a call."""
+        """Returns the term of the members of an object, or of a call's arguments."""
         self._note(f"{key} of objects" for key in _OF_OBJECTS if key in schema)
-        others = schema.get("additionalProperties")
+        additional = schema.get("additionalProperties")
         required = schema.get("required", ())
         properties = {**schema.get("properties", {})}
         if not properties:
-            return "" if others is False else self._any_members(others, arguments=arguments)
-        properties |= {each: others for each in required if each not in properties}
+            return "" if additional is False else self._any_members(additional, arguments=arguments)
+        properties |= {property: additional for property in required if property not in properties}
         sign = self._terms.quoted(self._notation.equals) if arguments else self._colon
-        names = [each for each in properties if properties[each] is not False]
+        names = [property for property in properties if properties[property] is not False]
         if self._notation.in_order:
             names.sort()
         base = self._name()
-        for i, each in enumerate(names):
-            member = f"{self._key(each, arguments)} {sign} {self.value(properties[each])}"
-            last, optional = i + 1 == len(names), each not in required
-            rest = "" if last else f" {base}_rest{i + 1}"
+        for i, property in enumerate(names):
+            member = f"{self._key(property, arguments)} {sign} {self.value(properties[property])}"
+            last, optional = i + 1 == len(names), property not in required
+            following = "" if last else f" {base}_rest{i + 1}"
             skipped = "" if not optional else " | " + ('""' if last else f"{base}_from{i + 1}")
             self.lines += [
                 f"{base}_{i}: {member}",
-                f"{base}_rest{i}: ({self._comma} {base}_{i}){'?' * optional}{rest}",
-                f"{base}_from{i}: {base}_{i}{rest}{skipped}",
+                f"{base}_rest{i}: ({self._comma} {base}_{i}){'?' * optional}{following}",
+                f"{base}_from{i}: {base}_{i}{following}{skipped}",
             ]
         return f"{base}_from0" if names else ""
 
     def value(self, schema: Any) -> str:
-        """A value, as a term."""
+        """Returns the term of a value."""
         self._step()
         if not isinstance(schema, Mapping):
-            return self._any()
+            return self._any_value()
         if "const" in schema:
             return self._one_of([schema["const"]])
         if isinstance(values := schema.get("enum"), list):
@@ -116,9 +117,9 @@ class _Rules:
         if _SEVERAL & schema.keys():
             return self._rule_of(schema)
         types = type_list(schema)
-        asked = {"properties", "additionalProperties", "items", "prefixItems", *_OF_STRINGS, *_OF_NUMBERS}
-        if "type" not in schema and not schema.keys() & asked:
-            return self._any()
+        keys = {"properties", "additionalProperties", "items", "prefixItems", *_OF_STRINGS, *_OF_NUMBERS}
+        if "type" not in schema and not schema.keys() & keys:
+            return self._any_value()
         return self._either(self._typed(schema, type) for type in types)
 
     def _step(self, steps: int = 1) -> None:
@@ -130,7 +131,7 @@ class _Rules:
         self._terms.notes |= dict.fromkeys((self._tool, each) for each in notes)
 
     def _rule_of(self, schema: Mapping[str, Any]) -> str:
-        """The rule of a schema, which may contain itself."""
+        """Returns the rule of a schema, which may refer to itself."""
         self._step(_STEPS_OF_SEVERAL)
         key = json.dumps(schema, sort_keys=True)
         if key not in self._named:
@@ -138,8 +139,8 @@ class _Rules:
             self._left.append((self._named[key], schema))
         return self._named[key]
 
-    def _together(self, schema: Mapping[str, Any]) -> str:
-        """The value that all of a schema says."""
+    def _combined(self, schema: Mapping[str, Any]) -> str:
+        """Returns the term of a value that matches all parts of a schema."""
         if schema.keys() == {"$ref"}:
             return self.value(self._target(schema["$ref"]))
         merged = self._merged([schema])
@@ -149,10 +150,10 @@ class _Rules:
         )
 
     def _options(self, schema: Mapping[str, Any], key: str) -> Iterable[Any]:
-        """For each option of a schema, all that the two say together."""
-        rest = {name: each for name, each in schema.items() if name != key}
+        """Returns each option of a schema, merged with the other parts of the schema."""
+        shared = {name: each for name, each in schema.items() if name != key}
         options = [each for each in schema[key] if each is not False]
-        return [self._merged([rest, each]) for each in options] if rest else options
+        return [self._merged([shared, each]) for each in options] if shared else options
 
     def _target(self, reference: str) -> Any:
         definitions = self._root.get("$defs")
@@ -160,7 +161,7 @@ class _Rules:
         return definitions.get(name) if isinstance(definitions, Mapping) else None
 
     def _flat(self, parts: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
-        """The schemas of one value, with those that they refer to, in place of ``$ref`` and ``allOf``."""
+        """Yields the schemas of one value; ``$ref`` and ``allOf`` are replaced by their schemas."""
         left, seen = [*parts], set()
         while left:
             self._step()
@@ -175,20 +176,20 @@ class _Rules:
             yield {key: each for key, each in part.items() if key not in ("$ref", "allOf", "$defs")}
 
     def _merged(self, parts: Iterable[Any]) -> dict[str, Any]:
-        """One schema with the properties of all of these; of what several say, what the first one says."""
-        found: dict[str, Any] = {}
+        """Merges several schemas into one with all their properties. If they disagree, the first one wins."""
+        merged: dict[str, Any] = {}
         for part in self._flat(parts):
-            if _SEVERAL & part.keys() & found.keys():
+            if _SEVERAL & part.keys() & merged.keys():
                 self._note(["a second anyOf of one value"])
-            properties = {**found.get("properties", {})}
-            for name, each in part.get("properties", {}).items():
+            properties = {**merged.get("properties", {})}
+            for name, value in part.get("properties", {}).items():
                 if properties.get(name, True) is True:
-                    properties[name] = each
-            required = dict.fromkeys([*found.get("required", ()), *part.get("required", ())])
-            found = {**part, **found}
-            found |= {"properties": properties} if properties else {}
-            found |= {"required": [*required]} if required else {}
-        return found
+                    properties[name] = value
+            required = dict.fromkeys([*merged.get("required", ()), *part.get("required", ())])
+            merged = {**part, **merged}
+            merged |= {"properties": properties} if properties else {}
+            merged |= {"required": [*required]} if required else {}
+        return merged
 
     def _typed(self, schema: Mapping[str, Any], type: str) -> str:
         if type == "string":
@@ -224,11 +225,11 @@ class _Rules:
         if items is False or (most is not None and most <= len(first)):
             return f" {self._comma} ".join(first[:most])
         item = self.value(items)
-        more = "" if most is None or most > _MOST_ITEMS else str(int(most) - len(first))
+        upper = "" if most is None or most > _MOST_ITEMS else str(int(most) - len(first))
         if first:
-            return f"{f' {self._comma} '.join(first)} ({self._comma} {item}){{{least},{more}}}"
-        rest = f"({self._comma} {item}){{{max(0, least - 1)},{more and int(more) - 1}}}"
-        return f"{item} {rest}" if least else f"({item} {rest})?"
+            return f"{f' {self._comma} '.join(first)} ({self._comma} {item}){{{least},{upper}}}"
+        following = f"({self._comma} {item}){{{max(0, least - 1)},{upper and int(upper) - 1}}}"
+        return f"{item} {following}" if least else f"({item} {following})?"
 
     def _key(self, name: str, arguments: bool) -> str:
         if (arguments or self._notation.bare_keys) and is_word(name):
@@ -236,21 +237,21 @@ class _Rules:
         return self._one_of([name])
 
     def _one_of(self, values: list[Any]) -> str:
-        """Constants, each as it is written here."""
-        found = []
+        """Returns the term of one of several constants, in this notation."""
+        terms = []
         for value in values:
             text = written(value, self._notation)
-            found.append(self._terms.literal(text))
+            terms.append(self._terms.literal(text))
             if isinstance(value, str) and text == f'"{value}"' and "'" not in value:
-                found.append(self._terms.quoted(f"'{value}'"))
-        return self._either(found)
+                terms.append(self._terms.quoted(f"'{value}'"))
+        return self._either(terms)
 
     def _either(self, options: Iterable[str]) -> str:
-        found = [*dict.fromkeys(options)]
-        return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+        terms = [*dict.fromkeys(options)]
+        return terms[0] if len(terms) == 1 else f"({' | '.join(terms)})"
 
-    def _any(self) -> str:
-        """Any value at all."""
+    def _any_value(self) -> str:
+        """Returns the rule of any value."""
         if "" not in self._named:
             self._named[""] = name = self._name()
             types = [self._typed({}, type) for type in ("string", "number", "boolean", "null")]
@@ -260,7 +261,7 @@ class _Rules:
         return self._named[""]
 
     def _any_members(self, schema: Any, *, arguments: bool = False) -> str:
-        """Members with any names, whose values match a schema."""
+        """Returns the term of members with any names, whose values match a schema."""
         bare = arguments or self._notation.bare_keys
         key = r"/[^\s<>()\[\]{}:=,'\"|]{1,100}/" if bare else self._string({})
         sign = self._terms.quoted(self._notation.equals) if arguments else self._colon

@@ -1,4 +1,4 @@
-"""Arguments of calls as literals of a language that is not JSON: Python's, and one of Gemma's own."""
+"""Arguments of calls as literals of a language other than JSON: Python's, and Gemma's own."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
-MOST_LEVELS = 64  #: of values within values
-_MOST_WORD = 256  # characters of a name, a bare key or a number
+MOST_LEVELS = 64  #: limit of nested values
+_MOST_WORD = 256  # limit of characters in a name, a bare key or a number
 _T = TypeVar("_T")
-_Reading: TypeAlias = Generator[None, str, _T]  # is sent a character whenever it stops
+_Reading: TypeAlias = Generator[None, str, _T]  # receives one character at each yield
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_BEHIND = ",)]}"  # follows a value
+_AFTER_VALUE = ",)]}"  # characters that may follow a value
 _NO_WORD = frozenset("()[]{}<>|\"'=,:")
 _WORDS = MappingProxyType({
     "True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null",
@@ -21,17 +21,17 @@ _WORDS = MappingProxyType({
 
 @dataclass(frozen=True)
 class Notation:
-    """How arguments and their values are written. Numbers, lists, and the braces of objects are JSON's; the
-    words of Python and those of JSON are understood alike."""
+    """The form of arguments and their values. Numbers, lists and the braces of objects are JSON's; words of
+    Python and of JSON are both understood."""
 
     opens: str  #: before the arguments
-    closes: str  #: behind them
-    equals: str  #: between the name of an argument, which is bare, and its value
-    quotes: tuple[str, ...]  #: each may stand on both sides of a string
-    escapes: bool  #: whether a backslash within a string means what it does in Python
-    bare_keys: bool  #: whether keys within objects have no quotes
+    closes: str  #: after the arguments
+    equals: str  #: between the name of an argument, which has no quotes, and its value
+    quotes: tuple[str, ...]  #: texts that may enclose a string
+    escapes: bool  #: whether strings have Python's escapes
+    bare_keys: bool  #: whether keys of objects have no quotes
     in_order: bool  #: whether keys are sorted
-    gap: str = ""  #: what may follow a comma, and the colon behind a key
+    gap: str = ""  #: optional text after a comma and after the colon of a key
 
 
 PYTHON = Notation("(", ")", "=", ('"', "'"), escapes=True, bare_keys=False, in_order=False, gap=" ")
@@ -39,12 +39,12 @@ GEMMA = Notation("{", "}", ":", ('<|"|>',), escapes=False, bare_keys=True, in_or
 
 
 def is_word(name: str) -> bool:
-    """True if a name can be read without quotes."""
+    """Returns whether a name can be read without quotes."""
     return 0 < len(name) <= _MOST_WORD and not any(each.isspace() or each in _NO_WORD for each in name)
 
 
 def written(value: Any, notation: Notation) -> str:
-    """A value in a notation; strings are in its first quotes."""
+    """Returns a value in a notation; strings are in its first quotes."""
     if isinstance(value, str):
         quote = notation.quotes[0]
         return json.dumps(value, ensure_ascii=False) if notation.escapes else f"{quote}{value}{quote}"
@@ -63,20 +63,20 @@ def written(value: Any, notation: Notation) -> str:
 
 
 def written_call(name: str, arguments: dict[str, Any], notation: Notation) -> str:
-    """A call with its arguments, as a model writes it."""
+    """Returns a call with its arguments, as a model writes it."""
     names = {name: name if is_word(name) else written(name, notation) for name in arguments}
     values = (f"{names[key]}{notation.equals}{written(each, notation)}" for key, each in arguments.items())
     return f"{name}{notation.opens}{f',{notation.gap}'.join(values)}{notation.closes}"
 
 
 class _NoLiteral(Exception):
-    """The text is no call."""
+    """Raised if the text is not a call."""
 
 
 class LiteralReader:
-    """Reads a call, and makes JSON of its arguments as they come. Spaces between the parts do not matter. In
-    Python's notation a quote ends a string only where the next part may follow, since templates put strings
-    between quotes as they are."""
+    """Reads a call, and converts its arguments to JSON. Spaces between the parts are ignored. In Python's
+    notation a quote ends a string only if the next part may follow, since templates do not escape quotes in
+    strings."""
 
     streams = True
 
@@ -86,7 +86,7 @@ class LiteralReader:
         self.broken = False
         self._notation = notation
         self._new = ""  # JSON since the last :meth:`take`
-        self._back = ""  # was looked at, and is to be read again
+        self._back = ""  # characters to read again
         self._reading = self._call(prefix)
         next(self._reading)
 
@@ -99,38 +99,38 @@ class LiteralReader:
             self.broken = True
 
     def take(self) -> str:
-        found, self._new = self._new, ""
-        return found
+        new, self._new = self._new, ""
+        return new
 
-    def _any(self) -> _Reading[str]:
+    def _read(self) -> _Reading[str]:
         if self._back:
-            found, self._back = self._back[0], self._back[1:]
-            return found
+            character, self._back = self._back[0], self._back[1:]
+            return character
         return (yield)
 
     def _next(self) -> _Reading[str]:
-        """The next character that is no space."""
+        """Returns the next character that is not a space."""
         while True:
-            character = yield from self._any()
+            character = yield from self._read()
             if not character.isspace():
                 return character
 
     def _expect(self, text: str) -> _Reading[None]:
-        for wanted in text:
-            if (yield from self._any()) != wanted:
+        for expected in text:
+            if (yield from self._read()) != expected:
                 raise _NoLiteral
 
     def _word(self) -> _Reading[str]:
-        """A name, a bare key, a number or the like; there must be one."""
-        found = yield from self._next()
-        while not (self._back or found[-1].isspace() or found[-1] in _NO_WORD):
-            if len(found) > _MOST_WORD:
+        """Returns a name, a bare key, a number or a similar word, which must be present."""
+        word = yield from self._next()
+        while not (self._back or word[-1].isspace() or word[-1] in _NO_WORD):
+            if len(word) > _MOST_WORD:
                 raise _NoLiteral
-            found += yield from self._any()
-        self._back = found[-1] + self._back
-        if len(found) == 1:
+            word += yield from self._read()
+        self._back = word[-1] + self._back
+        if len(word) == 1:
             raise _NoLiteral
-        return found[:-1]
+        return word[:-1]
 
     def _call(self, prefix: str) -> _Reading[None]:
         yield from self._expect(prefix)
@@ -154,13 +154,13 @@ class LiteralReader:
             elif level and not self._notation.bare_keys:
                 raise _NoLiteral
             else:
-                name = yield from self._word()  # what is made of it may be taken meanwhile
+                name = yield from self._word()  # the JSON so far may be taken meanwhile
                 self._new += json.dumps(name, ensure_ascii=False)
             if (yield from self._next()) != sign:
                 raise _NoLiteral
             self._new += ": "
             yield from self._value(level + 1)
-            character = yield from self._behind(closes)
+            character = yield from self._after_member(closes)
             first = False
         self._new += "}"
 
@@ -172,12 +172,12 @@ class LiteralReader:
             self._back = character
             self._new += "" if first else ", "
             yield from self._value(level + 1)
-            character = yield from self._behind("]")
+            character = yield from self._after_member("]")
             first = False
         self._new += "]"
 
-    def _behind(self, closes: str) -> _Reading[str]:
-        """The first character of what follows a member, past a comma."""
+    def _after_member(self, closes: str) -> _Reading[str]:
+        """Returns the first character after a member and its comma."""
         character = yield from self._next()
         if character == ",":
             return (yield from self._next())
@@ -189,7 +189,7 @@ class LiteralReader:
         if level > MOST_LEVELS:
             raise _NoLiteral
         if quote := (yield from self._quote()):
-            yield from self._string(quote, _BEHIND)
+            yield from self._string(quote, _AFTER_VALUE)
             return
         character = yield from self._next()
         if character == "[":
@@ -204,7 +204,7 @@ class LiteralReader:
             self._new += _WORDS.get(word, word)
 
     def _quote(self) -> _Reading[str]:
-        """The quote that begins a string here; nothing is read where there is none."""
+        """Returns the quote that begins a string here; without one, reads nothing."""
         character = yield from self._next()
         for quote in self._notation.quotes:
             if quote[0] == character:
@@ -216,57 +216,57 @@ class LiteralReader:
     def _string(self, quote: str, behind: str) -> _Reading[None]:
         self._new += '"'
         while True:
-            character = yield from self._any()
+            character = yield from self._read()
             if character == quote[0]:
-                if (yield from self._ends(quote, behind)):
+                if (yield from self._string_ends(quote, behind)):
                     break
             elif character == "\\" and self._notation.escapes:
                 yield from self._escape()
             else:
-                self._say(character)
+                self._append(character)
         self._new += '"'
 
-    def _say(self, text: str) -> None:
-        """Adds text to a string."""
+    def _append(self, text: str) -> None:
+        """Appends text to a string."""
         self._new += json.dumps(text, ensure_ascii=False)[1:-1]
 
-    def _ends(self, quote: str, behind: str) -> _Reading[bool]:
-        """True if a string ends with the quote whose first character was read, and behind which one of these
-        characters follows; if not, what was looked at is part of the string."""
+    def _string_ends(self, quote: str, behind: str) -> _Reading[bool]:
+        """Returns whether the quote whose first character was read ends the string, and one of the characters
+        ``behind`` follows. Otherwise adds the characters to the string."""
         seen = quote[0]
-        for wanted in quote[1:]:
-            character = yield from self._any()
-            if character != wanted:
-                self._say(seen)
+        for expected in quote[1:]:
+            character = yield from self._read()
+            if character != expected:
+                self._append(seen)
                 self._back = character + self._back
                 return False
             seen += character
         if not self._notation.escapes:
             return True
-        while (character := (yield from self._any())).isspace():
+        while (character := (yield from self._read())).isspace():
             seen += character
         self._back = character + self._back
         if character in behind:
             return True
-        self._say(seen)
+        self._append(seen)
         return False
 
     def _escape(self) -> _Reading[None]:
-        """Reads on behind a backslash. Where that means nothing, both stay."""
-        character = yield from self._any()
+        """Reads an escape after its backslash. An unknown escape is added unchanged."""
+        character = yield from self._read()
         if character in "nrtbf":
             self._new += f"\\{character}"
         elif character in "\"'\\/":
-            self._say(character)
+            self._append(character)
         elif character in "ux":
             digits = ""
             while len(digits) < (4 if character == "u" else 2):
-                digit = yield from self._any()
+                digit = yield from self._read()
                 if digit not in "0123456789abcdefABCDEF":
-                    self._say(f"\\{character}{digits}")
+                    self._append(f"\\{character}{digits}")
                     self._back = digit + self._back
                     return
                 digits += digit
             self._new += f"\\u{digits:0>4}"
         elif character != "\n":
-            self._say(f"\\{character}")
+            self._append(f"\\{character}")

@@ -1,4 +1,4 @@
-"""The messages of a conversation, checked, as chat templates expect them: plain dicts of plain values."""
+"""The messages of a conversation, validated, in the form of chat templates: plain dicts of plain values."""
 
 import json
 import math
@@ -11,24 +11,23 @@ from hotcold.errors import UserError
 from hotcold.tokenizer.unicode import check_unicode
 from hotcold.values import shown
 
-#: ``role``, ``content`` and what else a template may ask for.
+#: ``role``, ``content`` and other fields that a template may read.
 Message: TypeAlias = dict[str, Any]
-#: A value that a request may give the template beside the messages: ``enable_thinking``, say.
+#: A request's value for the template in addition to messages, such as ``enable_thinking``.
 TemplateValue: TypeAlias = bool | int | float | str
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 1_000
 MOST_VALUES = 32
-MOST_CHARACTERS = 4 << 20  #: of all messages together, and of all tools
-MOST_LEVELS = 64  #: of values within values in the arguments of a call
+MOST_CHARACTERS = 4 << 20  #: limit of the characters of all messages, and of all tools
+MOST_LEVELS = 64  #: limit of nested values in the arguments of a call
 
-#: Stands for the arguments of a call that are no JSON object, with their text, so that nothing is lost and
-#: the model sees what happened.
+#: Name for the text of arguments that are not a JSON object, so that the model sees all of it.
 CUT_OFF = "cut_off_arguments"
-_OF_EACH = ("name", "tool_call_id", "reasoning_content")  # strings that a message may have besides
+_OF_EACH = ("name", "tool_call_id", "reasoning_content")  # optional strings of a message
 _VALUE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-#: Names that mean something else to a template, or to those who render templates elsewhere.
+#: Names with another meaning for templates, or for programs that render them elsewhere.
 RESERVED = frozenset((
     "messages", "message", "tools", "documents", "add_generation_prompt", "continue_final_message",
     "chat_template", "template", "tokenize", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token",
@@ -39,15 +38,17 @@ RESERVED = frozenset((
 
 
 class MessageError(UserError):
-    """Messages that are no conversation; the text begins with what is wrong, such as ``messages[2].role``."""
+    """Raised for an invalid conversation. The text begins with the wrong part, such as ``messages[2]``."""
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages as templates expect them. ``content`` is a string, a list of ``{"type": "text", "text": ...}``
-    as it was given, or None beside an assistant's calls; elsewhere None is empty, where it is allowed. The
-    arguments of tool calls are objects, however they were given; what is no object, such as one that was cut
-    off, or has too many levels, is text under the name :data:`CUT_OFF`. Keys that no template asks for are
-    left out. MessageError: anything that is not as documented."""
+    """Returns messages in the form of templates.
+
+    ``content`` is a string, a list of ``{"type": "text", "text": ...}``, or None with an assistant's calls;
+    otherwise None becomes empty, if it is allowed. Arguments of calls become objects. Arguments that are not
+    an object, for instance incomplete ones, or that have too many levels become text under the name
+    :data:`CUT_OFF`. Unknown keys are left out. Raises MessageError for all other deviations from the
+    documentation."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise MessageError(f"messages is {shown(messages)}: a list of at least one message is needed")
     if len(messages) > MOST_MESSAGES:
@@ -56,7 +57,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools as templates expect them: ``{"type": "function", "function": {"name": ...}}`` each."""
+    """Returns tools in the form of templates: ``{"type": "function", "function": {"name": ...}}`` each.
+    Raises MessageError for other values."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise MessageError(f"tools is {shown(tools)}: a list is needed")
     if len(tools) > MOST_TOOLS:
@@ -70,8 +72,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_values(values: Mapping[str, TemplateValue]) -> dict[str, TemplateValue]:
-    """Returns the values that a request gives the template besides messages. MessageError: a value other than
-    a boolean, a number or a string, or a name that is not free."""
+    """Returns a request's values for the template. Raises MessageError for a value other than a boolean, a
+    number or a string, or for a reserved name."""
     if not isinstance(values, Mapping) or len(values) > MOST_VALUES:
         raise MessageError(f"template arguments are {shown(values)}: up to {MOST_VALUES} names are allowed")
     for name, value in values.items():
@@ -88,20 +90,20 @@ def check_values(values: Mapping[str, TemplateValue]) -> dict[str, TemplateValue
     return _plain("template arguments", [dict(values)])[0]
 
 
-def _plain(what: str, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A copy in plain Python. MessageError: there is something in it that is no JSON, or too much of it."""
+def _plain(kind: str, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a copy in plain Python. Raises MessageError if a part is not JSON, or if there is too much."""
     try:
-        found: list[dict[str, Any]] = json.loads(json.dumps(list(values), allow_nan=False))
-        total = sum(map(len, texts_of(found)))
+        copies: list[dict[str, Any]] = json.loads(json.dumps(list(values), allow_nan=False))
+        total = sum(map(len, texts_of(copies)))
     except (TypeError, ValueError) as error:
-        raise MessageError(f"{what} are no JSON: {shown(str(error))}") from None
+        raise MessageError(f"{kind} are no JSON: {shown(str(error))}") from None
     except RecursionError:
-        raise MessageError(f"{what} are nested too deeply: at most some hundred levels are allowed") from None
+        raise MessageError(f"{kind} are nested too deeply: at most some hundred levels are allowed") from None
     if total > MOST_CHARACTERS:
-        raise MessageError(f"{what} have {total} characters: at most {MOST_CHARACTERS} are allowed")
-    for text in texts_of(found):
-        check_unicode(text, what)
-    return found
+        raise MessageError(f"{kind} have {total} characters: at most {MOST_CHARACTERS} are allowed")
+    for text in texts_of(copies):
+        check_unicode(text, kind)
+    return copies
 
 
 def _message(where: str, message: Mapping[str, Any]) -> Message:
@@ -112,37 +114,37 @@ def _message(where: str, message: Mapping[str, Any]) -> Message:
         raise MessageError(f"{where}.role is {shown(role)}: allowed are {', '.join(ROLES)}")
     calls = message.get("tool_calls")
     content = message.get("content")
-    found: Message = {"role": role, "content": _content(where, content)}
+    checked: Message = {"role": role, "content": _content(where, content)}
     for name in _OF_EACH:
         if (value := message.get(name)) is None:
             continue
         if not isinstance(value, str):
             raise MessageError(f"{where}.{name} is {shown(value)}: a string is needed")
-        found[name] = value
+        checked[name] = value
     if calls is not None and calls != []:
         if role != "assistant" or not isinstance(calls, list | tuple):
             raise MessageError(f"{where}.tool_calls is {shown(calls)}: only assistants have them, in a list")
         for i, call in enumerate(calls):
             _check_call(f"{where}.tool_calls[{i}]", call)
-        found["tool_calls"] = calls
+        checked["tool_calls"] = calls
     if content is None and role not in ("assistant", "tool"):
         raise MessageError(f"{where}.content is missing: text is needed")
-    return normal(found)
+    return normal(checked)
 
 
 def normal(message: Message) -> Message:
-    """A message that is right, as templates expect it: the arguments of calls are objects, and content is
-    None only beside calls."""
-    found = {name: value for name, value in message.items() if name != "tool_calls"}
+    """Returns a valid message in the form of templates: arguments are objects, content is None only with
+    calls."""
+    normalised = {name: value for name, value in message.items() if name != "tool_calls"}
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [_normal_call(call) for call in calls]
-    elif found["content"] is None:
-        found["content"] = ""
-    return found
+        normalised["tool_calls"] = [_normal_call(call) for call in calls]
+    elif normalised["content"] is None:
+        normalised["content"] = ""
+    return normalised
 
 
 def content_text(content: str | list[dict[str, Any]] | None) -> str:
-    """Content as one text: its parts one below the other."""
+    """Returns content as one text, with one part per line."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
     return content or ""
@@ -182,22 +184,22 @@ def _normal_call(call: Mapping[str, Any]) -> dict[str, Any]:
     name, arguments = call["function"]["name"], call["function"].get("arguments")
     if isinstance(arguments, str):
         arguments = _arguments(arguments)
-    found = {"type": "function", "function": {"name": name, "arguments": dict(arguments or {})}}
-    return found if call.get("id") is None else {"id": call["id"], **found}
+    normalised = {"type": "function", "function": {"name": name, "arguments": dict(arguments or {})}}
+    return normalised if call.get("id") is None else {"id": call["id"], **normalised}
 
 
 def _arguments(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text.strip() or "{}", strict=False, parse_constant=_refuse)
+        arguments = json.loads(text.strip() or "{}", strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        found = text
-    if found is None:
+        arguments = text
+    if arguments is None:
         return {}
-    return found if isinstance(found, dict) and not _deep(found) else {CUT_OFF: text}
+    return arguments if isinstance(arguments, dict) and not _deep(arguments) else {CUT_OFF: text}
 
 
 def _deep(value: object) -> bool:
-    """True if values lie within values on more than :data:`MOST_LEVELS` levels."""
+    """Returns whether values are nested on more than :data:`MOST_LEVELS` levels."""
     level = [value]
     for _ in range(MOST_LEVELS):
         level = [

@@ -1,4 +1,4 @@
-"""Adapts messages to a chat template, so that it refuses and drops nothing."""
+"""Adapts messages to a chat template, so that it neither refuses nor drops them."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from hotcold.chat.tool_formats import DEEPSEEK, GENERAL, HARMONY, LiteralCall, T
 from hotcold.chat.traits import Traits
 
 _SYSTEMS = ("system", "developer")
-CALL_MARKS = 2  #: tokens of a format that may be in calls that are written into content
+CALL_MARKS = 2  #: tokens of a format that may occur in calls written into content
 
 
 def fitted(
@@ -24,124 +24,124 @@ def fitted(
     ids: CallIds,
     marks: Sequence[str],
 ) -> tuple[list[Message], list[dict[str, Any]]]:
-    """The adapted messages, and the tools that the template itself shows. In calls that are written into
-    content, ``marks``, which no text has, stand for the first tokens of the format."""
-    found = [dict(message) for message in messages]
+    """Returns the adapted messages, and the tools for the template itself. In calls written into content,
+    ``marks``, which no text has, replace the first tokens of the format."""
+    adapted = [dict(message) for message in messages]
     if "developer" not in template:
-        found = [{**each, "role": "system"} if each["role"] == "developer" else each for each in found]
+        adapted = [{**each, "role": "system"} if each["role"] == "developer" else each for each in adapted]
     if format is GENERAL:
-        found, tools = with_tools(found, tools), ()
+        adapted, tools = with_tools(adapted, tools), ()
     elif format is DEEPSEEK and tools and not knows_tools(template):
-        found, tools = with_tools_of_deepseek(found, tools), ()
+        adapted, tools = with_tools_of_deepseek(adapted, tools), ()
     elif format is HARMONY and tools and not knows_tools(template):
-        found, tools = with_tools_in_channels(found, tools), ()
+        adapted, tools = with_tools_in_channels(adapted, tools), ()
     elif not traits.calls and isinstance(format.call, LiteralCall):
-        found = [_with_written_calls(each, format, format.call, marks) for each in found]
+        adapted = [_with_written_calls(each, format, format.call, marks) for each in adapted]
     if "tool_responses" in template and "tool_call_id" not in template:
-        found = with_responses(found)
-    found = with_fitting_ids(found, ids)
+        adapted = with_responses(adapted)
+    adapted = with_fitting_ids(adapted, ids)
     if not traits.several_calls:
-        found = with_one_call_each(found)
+        adapted = with_one_call_each(adapted)
     if not (traits.system and traits.systems):
-        found = with_one_system(found)
+        adapted = with_one_system(adapted)
     if not traits.system:
-        found = without_system(found)
+        adapted = without_system(adapted)
     if not traits.users:
-        found = with_one_user_at_a_time(found)
-    for message in found:
+        adapted = with_one_user_at_a_time(adapted)
+    for message in adapted:
         _fit(message, template, traits, format)
-    return found, [*tools] if traits.bare_tools else [_complete(tool) for tool in tools]
+    return adapted, [*tools] if traits.bare_tools else [_complete(tool) for tool in tools]
 
 
 def with_one_system(messages: Sequence[Message]) -> list[Message]:
-    """Joins the first system messages to one. A later one is put before the next user message, or after the
+    """Joins the first system messages to one. Inserts a later one before the next user message, or after the
     last message of the user or a tool."""
-    found = [dict(message) for message in messages]
+    changed = [dict(message) for message in messages]
     first = 1
-    while first < len(found) and found[0]["role"] in _SYSTEMS and found[first]["role"] in _SYSTEMS:
-        _add(found[0], found.pop(first), "\n\n")
+    while first < len(changed) and changed[0]["role"] in _SYSTEMS and changed[first]["role"] in _SYSTEMS:
+        _add(changed[0], changed.pop(first), "\n\n")
     i = 1
-    while i < len(found):
-        if found[i]["role"] in _SYSTEMS:
-            if i + 1 < len(found) and found[i + 1]["role"] in (*_SYSTEMS, "user"):
-                later = found.pop(i + 1)
+    while i < len(changed):
+        if changed[i]["role"] in _SYSTEMS:
+            if i + 1 < len(changed) and changed[i + 1]["role"] in (*_SYSTEMS, "user"):
+                later = changed.pop(i + 1)
                 role = later["role"]
-                _add(found[i], later, "\n")
-                found[i]["role"] = role
+                _add(changed[i], later, "\n")
+                changed[i]["role"] = role
                 continue
-            if found[i - 1]["role"] in ("user", "tool"):
-                _add(found[i - 1], found.pop(i), "\n")
+            if changed[i - 1]["role"] in ("user", "tool"):
+                _add(changed[i - 1], changed.pop(i), "\n")
                 continue
-            found[i]["role"] = "user"
+            changed[i]["role"] = "user"
         i += 1
-    return found
+    return changed
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
-    """Puts the text of a first system message before the first user message, as llama.cpp does."""
-    found = [dict(message) for message in messages]
-    if found and found[0]["role"] in _SYSTEMS:
-        if len(found) > 1 and found[1]["role"] == "user":
-            _add(found[0], found.pop(1), "\n")
-        found[0]["role"] = "user"
-    return found
+    """Inserts the text of a first system message before the first user message, as llama.cpp does."""
+    changed = [dict(message) for message in messages]
+    if changed and changed[0]["role"] in _SYSTEMS:
+        if len(changed) > 1 and changed[1]["role"] == "user":
+            _add(changed[0], changed.pop(1), "\n")
+        changed[0]["role"] = "user"
+    return changed
 
 
 def with_one_user_at_a_time(messages: Sequence[Message]) -> list[Message]:
     """Joins consecutive user messages."""
-    found: list[Message] = []
+    changed: list[Message] = []
     for message in messages:
-        if found and found[-1]["role"] == message["role"] == "user":
-            _add(found[-1], message, "\n\n")
+        if changed and changed[-1]["role"] == message["role"] == "user":
+            _add(changed[-1], message, "\n\n")
         else:
-            found.append(dict(message))
-    return found
+            changed.append(dict(message))
+    return changed
 
 
 def with_one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Splits a message with several calls into several, each before the result of its call."""
-    found: list[Message] = []
+    """Splits a message with several calls into one message for each call, followed by its result."""
+    changed: list[Message] = []
     i = 0
     while i < len(messages):
         message, calls = messages[i], messages[i].get("tool_calls", ())
         i += 1
         if len(calls) < 2:
-            found.append(message)
+            changed.append(message)
             continue
         results = []
         while i < len(messages) and messages[i]["role"] == "tool":
             results.append(messages[i])
             i += 1
         for n, call in enumerate(calls):
-            more = {} if n == 0 else {"content": None}
-            rest = {name: value for name, value in message.items() if n == 0 or name != "reasoning_content"}
-            found.append({**rest, **more, "tool_calls": [call]})
-            own = [each for each in results if each.get("tool_call_id") == call.get("id")]
-            mine = own[:1] or results[:1]
-            results = [each for each in results if not any(each is one for one in mine)]
-            found += mine
-        found += results
-    return found
+            no_content = {} if n == 0 else {"content": None}
+            fields = {name: value for name, value in message.items() if n == 0 or name != "reasoning_content"}
+            changed.append({**fields, **no_content, "tool_calls": [call]})
+            matching = [each for each in results if each.get("tool_call_id") == call.get("id")]
+            result = matching[:1] or results[:1]
+            results = [each for each in results if not any(each is one for one in result)]
+            changed += result
+        changed += results
+    return changed
 
 
 def with_responses(messages: Sequence[Message]) -> list[Message]:
-    """Puts results into the message with their calls, and the answer behind them, too: Gemma 4's first
-    template knows no role ``tool``."""
-    found: list[Message] = []
+    """Moves results into the message with their calls, and appends the next answer to its content. Gemma 4's
+    first template does not support the role ``tool``."""
+    changed: list[Message] = []
     for message in messages:
-        last = found[-1] if found else {}
+        last = changed[-1] if changed else {}
         calls = last.get("tool_calls", ())
         if message["role"] == "tool" and calls:
-            given = last.setdefault("tool_responses", [])
+            responses = last.setdefault("tool_responses", [])
             named = {call.get("id"): call["function"]["name"] for call in calls}
-            named[None] = calls[min(len(given), len(calls) - 1)]["function"]["name"]
+            named[None] = calls[min(len(responses), len(calls) - 1)]["function"]["name"]
             name = named.get(message.get("tool_call_id"), named[None])
-            given.append({"name": name, "response": content_text(message["content"])})
+            responses.append({"name": name, "response": content_text(message["content"])})
         elif message["role"] == "assistant" and last.get("tool_responses") and "tool_calls" not in message:
             last["content"] = "\n".join(filter(None, map(_content, (last, message))))
         else:
-            found.append(dict(message))
-    return found
+            changed.append(dict(message))
+    return changed
 
 
 def _content(message: Message) -> str:
@@ -151,7 +151,7 @@ def _content(message: Message) -> str:
 def _with_written_calls(
     message: Message, format: ToolFormat, kind: LiteralCall, marks: Sequence[str]
 ) -> Message:
-    """Writes calls into content, as the model does, for a template that leaves them out."""
+    """Writes calls into content, in the model's format, for a template that omits them."""
     if not (calls := message.get("tool_calls")):
         return message
     functions = (call["function"] for call in calls)
@@ -160,8 +160,8 @@ def _with_written_calls(
     for mark, token in zip(marks, format.tokens, strict=False):
         before, after = before.replace(token, mark), after.replace(token, mark)
     text = f"{before}{(format.between or '').join(written)}{after}"
-    rest = {name: each for name, each in message.items() if name != "tool_calls"}
-    return {**rest, "content": _content(message) + text}
+    fields = {name: each for name, each in message.items() if name != "tool_calls"}
+    return {**fields, "content": _content(message) + text}
 
 
 def _add(message: Message, other: Message, between: str) -> None:
@@ -193,9 +193,8 @@ def _fit(message: Message, template: str, traits: Traits, format: ToolFormat) ->
 
 
 def _fit_thinking(message: Message, template: str, *, harmony: bool) -> None:
-    """Puts thinking where a template looks for it. That of gpt-oss has no room for thinking and text beside a
-    call."""
-    if "block['thinking']" in template:  # Mistral's
+    """Stores thinking where the template reads it. Gpt-oss's has one place for it and a call's text."""
+    if "block['thinking']" in template:  # Mistral's templates
         thought, content = message.pop("reasoning_content"), message["content"]
         parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
         message["content"] = [{"type": "thinking", "thinking": thought}, *parts]
@@ -203,8 +202,8 @@ def _fit_thinking(message: Message, template: str, *, harmony: bool) -> None:
         return
     thought = message.pop("reasoning_content")
     if harmony and "tool_calls" in message:
-        own = content_text(message["content"])
-        thought, message["content"] = "\n".join(filter(None, (thought, own))), ""
+        text = content_text(message["content"])
+        thought, message["content"] = "\n".join(filter(None, (thought, text))), ""
     message["thinking"] = thought
 
 

@@ -1,7 +1,7 @@
-"""Renders chat templates with Jinja. Only a :class:`~hotcold.processes.guarded.GuardedProcess` runs this.
+"""Renders chat templates with Jinja, inside a :class:`~hotcold.processes.guarded.GuardedProcess` only.
 
-Templates come with model files, so from strangers. The process bounds time and memory; this file bounds what
-a template can reach."""
+Templates come with model files, so they are untrusted. The process bounds time and memory; this file bounds
+what a template can access."""
 
 import json
 import re
@@ -21,12 +21,12 @@ from hotcold.errors import UserError
 
 MOST_STEPS = 20_000  #: limit of one ``range``
 MOST_CHARACTERS = 8 << 20  #: limit of a text made by repetition, and of the whole prompt
-_COMPILED = 8  #: compiled templates that are kept
-_MOST_PROBED = 1 << 18  # characters of a probe's text that are returned
+_COMPILED = 8  #: limit of cached compiled templates
+_MOST_PROBED = 1 << 18  # limit of characters returned for a probe
 
 
 class _Generation(Extension):
-    """Accepts ``{% generation %}...{% endgeneration %}``, which marks training text and changes nothing."""
+    """Accepts ``{% generation %}...{% endgeneration %}``, which marks training text and has no effect."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -37,8 +37,7 @@ class _Generation(Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja as ``transformers`` sets it up, with bounds. Texts that templates join stay
-    :class:`MarkedText`."""
+    """Jinja as in ``transformers``, with bounds. Texts that templates join stay :class:`MarkedText`."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
@@ -52,7 +51,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Lists of the template's own may grow and shrink: some keep a queue."""
+        """Returns whether a template may use an attribute. It may change its own lists: some keep a queue."""
         if type(obj) is list and attr in ("append", "pop"):
             return True
         return super().is_safe_attribute(obj, attr, value)
@@ -79,7 +78,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """JSON without Jinja's escapes for HTML, as in transformers."""
+        """Returns JSON without Jinja's escapes for HTML, as in transformers."""
         text = json.dumps(
             value,
             ensure_ascii=ensure_ascii,
@@ -88,39 +87,39 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             sort_keys=sort_keys,
             default=_listed,
         )
-        if ensure_ascii:  # stand-ins were spelled as escapes
+        if ensure_ascii:  # stand-ins were escaped
             back = {format(ord(b), "04x"): a for a, b in self.stand_ins.forward.items() if ord(b) < 1 << 16}
             text = re.sub(
                 r"\\(?:u([0-9a-f]{4})|.)",
-                lambda found: _escaped(back.get(found[1] or ""), self.stand_ins) or found[0],
+                lambda json_text: _escaped(back.get(json_text[1] or ""), self.stand_ins) or json_text[0],
                 text,
             )
         return MarkedText(text, self.stand_ins)
 
 
 class _Given(list[Any]):
-    """Messages, which stay as they are."""
+    """Messages, which a template cannot change."""
 
 
 def _listed(value: object) -> list[Any]:
-    """A list of the results of Jinja's filters, such as ``map``."""
+    """Returns a list of the results of Jinja's filters, such as ``map``."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _escaped(character: int | None, stand_ins: StandIns) -> str:
-    """The ASCII JSON spelling of a character that had a stand-in; empty for None."""
+    """Returns the ASCII JSON escape of a character that had a stand-in; empty for None."""
     if character is None:
         return ""
     return stand_ins.forward[character] if character < 128 else json.dumps(chr(character))[1:-1]
 
 
 def _bounded_range(*bounds: int) -> range:
-    found = range(*bounds)
-    if len(found) > MOST_STEPS:
-        raise SecurityError(f"the template counts {len(found)} steps: at most {MOST_STEPS} are allowed")
-    return found
+    numbers = range(*bounds)
+    if len(numbers) > MOST_STEPS:
+        raise SecurityError(f"the template counts {len(numbers)} steps: at most {MOST_STEPS} are allowed")
+    return numbers
 
 
 def _raise(message: object = "") -> NoReturn:
@@ -137,8 +136,8 @@ _compiled = lru_cache(_COMPILED)(_environment.from_string)
 
 def render(request: dict[str, Any]) -> str:
     """Renders ``template`` with ``values`` (the program's), ``messages`` and ``users`` (values of users, and
-    tools). Their texts get stand-ins, but roles do not, because templates make token names of them. Errors
-    are Jinja's, or any that a template causes."""
+    tools). Their texts get stand-ins, except roles, because templates make token names of them. Raises
+    Jinja's errors, or any error that a template causes."""
     stand_ins = StandIns(*request["stand_ins"])
     _environment.stand_ins = stand_ins
     messages = _Given(
@@ -157,22 +156,22 @@ def render(request: dict[str, Any]) -> str:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answers with ``{"text": ...}``; UserError says why it cannot. A request with ``probes``, each with
-    messages and tools, gets ``{"texts": [...]}``, with null for each that could not be rendered."""
+    """Returns ``{"text": ...}``, or raises UserError. A request with ``probes``, each with messages and
+    tools, gets ``{"texts": [...]}``, with null for a probe that could not be rendered."""
     if "probes" in request:
         return {"texts": [_probed(request, probe) for probe in request["probes"]]}
     try:
         return {"text": render(request)}
     except (MemoryError, RecursionError) as error:
         raise UserError(f"it takes too much memory ({type(error).__name__})") from None
-    except Exception as error:  # a template may cause any error, and none is our defect
+    except Exception as error:  # a template may cause any error; none is a defect of Hotcold
         text = " ".join(str(error).split())[:400]
         kind = type(error).__name__
         raise UserError(text if text and isinstance(error, TemplateError) else f"{kind}: {text}") from None
 
 
 def _probed(request: dict[str, Any], probe: dict[str, Any]) -> str | None:
-    """The text of a probe, as in :func:`render`, but without stand-ins, because no user wrote it."""
+    """Returns the text of a probe, like :func:`render`, but without stand-ins, because no user wrote it."""
     values = {**request["values"], "tools": probe["tools"]}
     try:
         return render({**request, "messages": probe["messages"], "values": values})[:_MOST_PROBED]

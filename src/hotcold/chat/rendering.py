@@ -1,7 +1,7 @@
-"""Renders chat templates in processes that can be killed: templates come with models, so from strangers.
+"""Renders chat templates, which are untrusted, in processes that can be killed.
 
-A process starts when it is first needed, and is kept. A process that takes too long or too much memory is
-killed: only that rendering fails, and the next one starts another. While one hangs, others serve the rest."""
+A process starts at the first need and stays. A process that exceeds its time or memory is killed: only that
+rendering fails, and the next one starts a new process. Other processes serve other requests meanwhile."""
 
 import threading
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from hotcold.processes.guarded import GuardedProcess, ProcessDied, ProcessLost
 
 MODULE = "hotcold.chat.renderer"
 SECONDS = 2.0  #: processor time of one rendering
-MEMORY_BYTES = 256 << 20  #: memory beyond that of the process after its imports
-OUTPUT_BYTES = 64 << 20  #: limit of its answer; a character is up to 6 bytes of JSON
-MOST_PROCESSES = 4  #: a server's large requests take three at most, and leave one to small ones
-WAIT_SECONDS = 30.0  #: how long to wait for a process while all are busy
+MEMORY_BYTES = 256 << 20  #: memory beyond the process's memory after its imports
+OUTPUT_BYTES = 64 << 20  #: limit of the answer; a character has up to 6 bytes of JSON
+MOST_PROCESSES = 4  #: a server's large requests use at most three, so one remains for small requests
+WAIT_SECONDS = 30.0  #: limit of the wait while all processes are busy
 
 
 class TemplateError(UserError):
-    """Raised if a template cannot be rendered, or not with these messages. One line."""
+    """Raised if a template cannot be rendered, or not with these messages. The message has one line."""
 
 
 class TemplateStopped(TemplateError):
-    """Raised if rendering took too long or too much memory, or failed."""
+    """Raised if rendering exceeded its time or memory, or failed."""
 
 
 class TemplateProcess:
@@ -39,16 +39,16 @@ class TemplateProcess:
         self._closed = False
 
     def render(self, request: Mapping[str, Any]) -> str:
-        """The text that ``renderer.render`` makes of a request. TemplateError: it cannot, or takes too long
-        or too much memory. RequestError ``queue_full``: all processes are busy for long; ``engine_failed``:
-        there is no process, and the request is not to blame."""
+        """Returns the text that ``renderer.render`` makes of a request. Raises TemplateError if it cannot, or
+        exceeds its time or memory. Raises RequestError ``queue_full`` if all processes stay busy, and
+        ``engine_failed`` if no process can run."""
         text = self._ask(request)["text"]
         assert isinstance(text, str)
         return text
 
     def probe(self, request: Mapping[str, Any]) -> list[str | None]:
-        """The texts of a request's ``probes``, None for each that cannot be rendered; all of them together
-        may take as long as one rendering. Errors are those of :meth:`render`."""
+        """Returns the texts of a request's ``probes``, None for each that cannot be rendered. All of them
+        together have the time of one rendering. Errors are the same as of :meth:`render`."""
         texts = self._ask(request)["texts"]
         assert isinstance(texts, list)
         return texts
@@ -67,7 +67,7 @@ class TemplateProcess:
             self._give(process)
 
     def close(self) -> None:
-        """Ends the processes; a busy one ends when it is done."""
+        """Ends the processes; a busy one ends after its rendering."""
         with self._free:
             self._closed = True
             idle, self._idle = self._idle, []

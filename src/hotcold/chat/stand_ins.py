@@ -1,11 +1,11 @@
-"""Keeps special tokens inside users' text from becoming tokens, whatever a chat template does with the text.
+"""Prevents special tokens in users' text from becoming tokens, whatever a chat template does with the text.
 
-A template joins its own text with that of users, so the result does not show which of the two wrote
-``<|im_end|>``, or half of it. Therefore each character of users that may be part of a control token's name
-goes through the template as a *stand-in*, a private character that occurs in neither text. Only the
-template's own characters can then spell a control token; afterwards the stand-ins are turned back. Operations
-of templates on a text (``in``, ``split``, ``trim``) work on a :class:`MarkedText`, which answers for the
-original text."""
+A template joins its own text with the text of users. The result does not show which of the two wrote
+``<|im_end|>``, or half of it. Therefore users' characters that may be part of a control token's name pass
+through the template as *stand-ins*. A stand-in is a private character that occurs in neither text. Only the
+template's own characters can then spell a control token. Afterwards the original characters replace the
+stand-ins. Operations of templates on a text (``in``, ``split``, ``trim``) work on a :class:`MarkedText`,
+which answers for the original text."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from hotcold.tokenizer.unicode import check_unicode
 if TYPE_CHECKING:
     from hotcold.tokenizer.tokenizer import Tokenizer
 
-#: Stand-ins are taken from the private use areas.
+#: Stand-ins are characters of the private use areas.
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 #: Noncharacters, which texts seldom have.
 _MARKS = (*range(0xFDD0, 0xFDF0), *(plane << 16 | low for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)))
-_PART = 1 << 16  # characters that one call works on: other threads wait until it returns
-#: JSON, in which templates write tools, escapes these; no control token needs them to be found.
+_PART = 1 << 16  # characters per call, during which other threads wait
+#: Templates write tools as JSON, which escapes these. All names of control tokens have other characters, too.
 _NEVER_MARKED = frozenset('"\\')
 
 
 @dataclass(frozen=True)
 class StandIns:
-    """A mapping of characters: ``marked[i]`` stands for ``plain[i]``; no character occurs twice."""
+    """A mapping of characters: ``marked[i]`` replaces ``plain[i]``; no character occurs twice."""
 
     plain: str
     marked: str
@@ -43,15 +43,15 @@ class StandIns:
         return {ord(b): a for a, b in zip(self.plain, self.marked, strict=True)}
 
     def replaced(self, text: str) -> str:
-        """A text with stand-ins in the place of its characters."""
+        """Returns a text with stand-ins for its characters."""
         return _translated(text, self.forward)
 
     def restored(self, text: str) -> str:
-        """A text with the original characters in the place of stand-ins."""
+        """Returns a text with the original characters of its stand-ins."""
         return _translated(text, self.back)
 
     def mark(self, value: Any) -> Any:
-        """All strings of a value made of dicts, lists and plain values, keys too, as :class:`MarkedText`."""
+        """Converts all strings, keys included, of dicts, lists and plain values to :class:`MarkedText`."""
         if isinstance(value, str):
             return MarkedText(value.translate(self.forward), self)
         if isinstance(value, dict):
@@ -67,8 +67,8 @@ def _translated(text: str, table: Mapping[int, str]) -> str:
 
 
 def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
-    """Stand-ins for the characters of these token names; none occurs in ``texts``, in which they will be
-    used. UserError: the texts use up the private characters."""
+    """Returns stand-ins for the characters of token names. They will be used in ``texts``, and do not occur
+    there. Raises UserError if the texts use up the private characters."""
     plain = "".join(sorted(_markable(names)))
     used = _characters(texts)
     free = (character for area in _PRIVATE for character in map(chr, area) if character not in used)
@@ -79,32 +79,32 @@ def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
 
 
 def unused(count: int, texts: Iterable[str]) -> list[str]:
-    """Characters that none of these texts has. UserError: there are too few of them."""
+    """Returns characters that occur in none of the texts. Raises UserError if there are too few."""
     used = _characters(texts)
-    found = [character for character in map(chr, _MARKS) if character not in used][:count]
-    if len(found) < count:
+    characters = [character for character in map(chr, _MARKS) if character not in used][:count]
+    if len(characters) < count:
         raise UserError("the text has nearly all noncharacters of Unicode: leave some out")
-    return found
+    return characters
 
 
 def _characters(texts: Iterable[str]) -> set[str]:
-    """The characters of texts outside of ASCII, where all stand-ins and marks are."""
-    found: set[str] = set()
+    """Returns the characters of texts that are not ASCII: stand-ins and marks are not ASCII."""
+    characters: set[str] = set()
     for text in texts:
         for at in () if text.isascii() else range(0, len(text), _PART):
-            found.update(text[at : at + _PART])
-    return found
+            characters.update(text[at : at + _PART])
+    return characters
 
 
 def encode_rendered(tokenizer: "Tokenizer", text: str, stand_ins: StandIns) -> list[int]:
-    """Token ids of a rendered prompt: control tokens only where the template itself spelled their names. BOS
-    comes first if the file wants one and the template did not write it; EOS is never added."""
-    text = str.__str__(text)  # not a MarkedText, which would hide its stand-ins
+    """Returns the token ids of a rendered prompt, with control tokens only where the template itself wrote
+    their names. Adds BOS if the file wants it and the template did not write it; never adds EOS."""
+    text = str.__str__(text)  # a MarkedText would hide its stand-ins
     check_unicode(text, "the prompt")
     parts: list[str | int] = []
     for part in tokenizer.cut_special(text):
         if isinstance(part, int) and not _markable([tokenizer.control_names.get(part, "x")]):
-            # A name of only spaces has no stand-ins, so a user may have written it.
+            # A name of spaces only has no stand-ins, so a user may have written it.
             part = tokenizer.control_names[part]
         if isinstance(part, str):
             part = stand_ins.restored(part)
@@ -119,17 +119,17 @@ def encode_rendered(tokenizer: "Tokenizer", text: str, stand_ins: StandIns) -> l
 
 
 def _markable(names: Iterable[str]) -> set[str]:
-    found = set("".join(names))
-    return {each for each in found - _NEVER_MARKED if each > " " and not each.isspace()}
+    characters = set("".join(names))
+    return {each for each in characters - _NEVER_MARKED if each > " " and not each.isspace()}
 
 
 class MarkedText(str):
-    """A text with stand-ins that answers questions for the original text, and whose parts are such texts
-    again. Operations that are not defined here see the stand-ins: they may give another answer, but never let
-    a user's character pass for the template's."""
+    """A text with stand-ins that behaves like the original text; its parts are also such texts. Operations
+    that it does not define see the stand-ins: their result may differ, but a user's character never passes
+    for the template's."""
 
     _stand_ins: StandIns
-    _plain: str  #: the same length
+    _plain: str  #: the original text, of the same length
 
     def __new__(cls, text: str, stand_ins: StandIns = _NONE) -> "MarkedText":
         self = super().__new__(cls, text)
@@ -141,7 +141,7 @@ class MarkedText(str):
         return MarkedText(text, self._stand_ins)
 
     def _view(self, value: Any) -> Any:
-        """The original of an argument: a text, or several, as ``startswith`` takes them."""
+        """Returns the original of an argument: of a text, or of several, as ``startswith`` accepts."""
         if isinstance(value, tuple):
             return tuple(map(self._view, value))
         return value.translate(self._stand_ins.back) if isinstance(value, str) else value
@@ -150,12 +150,12 @@ class MarkedText(str):
         return self._of(str.__getitem__(self, slice(start, end)))
 
     def _cut(self, parts: Iterable[str], skip: int) -> list["MarkedText"]:
-        """Parts of the plain text, with ``skip`` characters between neighbours."""
-        found, at = [], 0
+        """Returns the parts of the text, with ``skip`` characters between neighbours."""
+        cut, at = [], 0
         for part in parts:
-            found.append(self._between(at, at + len(part)))
+            cut.append(self._between(at, at + len(part)))
             at += len(part) + skip
-        return found
+        return cut
 
     def __str__(self) -> str:
         return self
@@ -229,13 +229,13 @@ class MarkedText(str):
     def _split(self, parts: list[str], sep: str | None) -> list[str]:
         if sep is not None:
             return [*self._cut(parts, len(sep))]
-        found: list[str] = []
+        texts: list[str] = []
         at = 0
-        for part in parts:  # only spaces lie between them
+        for part in parts:  # only spaces are between them
             at = self._plain.index(part, at)
-            found.append(self._between(at, at + len(part)))
+            texts.append(self._between(at, at + len(part)))
             at += len(part)
-        return found
+        return texts
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
         before, middle, after = self._cut(self._plain.partition(self._view(sep)), 0)
@@ -246,19 +246,19 @@ class MarkedText(str):
         return before, middle, after
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        whole = self._cut(self._plain.splitlines(keepends=True), 0)
+        lines = self._cut(self._plain.splitlines(keepends=True), 0)
         bare = self._plain.splitlines(keepends)
-        return [line._between(0, len(text)) for line, text in zip(whole, bare, strict=True)]
+        return [line._between(0, len(text)) for line, text in zip(lines, bare, strict=True)]
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "MarkedText":
         plain = self._view(old)
-        if not plain:  # between all characters, which makes no sense
+        if not plain:  # between all characters: not useful
             return self
         return self._of(str.join(new, self._cut(self._plain.split(plain, count), len(plain))))
 
 
 def _asks(name: str) -> Callable[..., Any]:
-    """A method that answers for the plain text."""
+    """Makes a method that answers for the plain text."""
 
     def method(self: MarkedText, *args: Any) -> Any:
         return getattr(self._plain, name)(*map(self._view, args))
@@ -267,7 +267,7 @@ def _asks(name: str) -> Callable[..., Any]:
 
 
 def _changes(name: str) -> Callable[..., MarkedText]:
-    """A method that changes the plain text; the result counts as a user's text."""
+    """Makes a method that changes the plain text; the result counts as a user's text."""
 
     def method(self: MarkedText, *args: Any) -> MarkedText:
         changed = getattr(self._plain, name)(*map(self._view, args))
@@ -289,7 +289,7 @@ for _name in _CHANGES:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All strings of a value made of mappings, sequences and plain values, keys too."""
+    """Yields all strings, keys included, of mappings, sequences and plain values."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

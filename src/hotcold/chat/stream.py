@@ -1,4 +1,4 @@
-"""The text of an answer as it comes, divided into what is shown, thinking, and calls of tools."""
+"""Divides the text of a streamed answer into content, thinking, and calls of tools."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -16,29 +16,28 @@ PartKind = Literal["content", "reasoning", "call_start", "call_arguments"]
 
 @dataclass(frozen=True)
 class Part:
-    """Some of an answer. The texts of one kind, and of one call, together are what was written."""
+    """A part of an answer. The texts of one kind, or of one call, form a whole."""
 
     kind: PartKind
     text: str = ""  #: of ``call_arguments``: JSON
-    index: int = 0  #: of the call, from 0
-    name: str = ""  #: of the tool, with ``call_start``
+    index: int = 0  #: number of the call, from 0
+    name: str = ""  #: name of the tool, with ``call_start``
 
 
 class AnswerStream:
-    """Divides one answer. Each state is a method that takes what it can of the text that is held, and may
-    name another state; ``end`` says that no text will follow."""
+    """Divides one answer. Each state is a method that consumes held text; ``end``: no text will follow."""
 
     def __init__(self, state: Callable[[bool], Iterable[Part]]) -> None:
-        self.calls = 0  #: that have begun
-        self._held = ""  # not divided yet
+        self.calls = 0  #: number of calls that have begun
+        self._held = ""  # text that is not divided yet
         self._state = state
 
     def push(self, text: str) -> list[Part]:
-        """Takes more text, and returns the parts that it settles, perhaps none."""
+        """Adds text, and returns the parts that are now certain, possibly none."""
         return joined(self._push(text, end=False))
 
     def finish(self) -> list[Part]:
-        """The rest, when nothing will follow."""
+        """Returns the remaining parts at the end of the text."""
         return joined(self._push("", end=True))
 
     def _push(self, text: str, end: bool) -> Iterable[Part]:
@@ -49,7 +48,7 @@ class AnswerStream:
             yield from self._state(end)
 
     def _called(self, name: str, arguments: str | None = None) -> Iterable[Part]:
-        """A call begins, and has these arguments, where they are given."""
+        """Begins a call, and adds its arguments if they are given."""
         self.calls += 1
         yield Part("call_start", index=self.calls - 1, name=name)
         if arguments is not None:
@@ -57,18 +56,19 @@ class AnswerStream:
 
 
 class ChatStream(AnswerStream):
-    """Divides an answer with marks. Nothing is given out that may yet become a marker, or a part of one; the
-    spaces around thinking and calls belong to neither.
+    """Divides an answer with marks. Text that may become a mark is held back. Spaces around thinking and
+    calls are dropped.
 
-    ``opened`` says that the prompt has begun the thinking, ``begun`` that it has begun the answer; with
-    ``opening`` a call ends the thinking, too. ``form``: a grammar holds the answer, and spaces before it
-    are no part of it. Where thinking may be ``anywhere``, its end without a beginning is left out. With
-    ``format`` calls are looked for; those of tools other than ``tools`` (schemas of arguments by name),
-    where these are given, are no calls. Calls of these tools may also begin the answer in another form
-    (``call_forms.py``). Where text only looks like a call, it is content. A call is given when it has
-    come to its end and its arguments are JSON; what is not, or was cut off, is content, too. ``sure``
-    says that a grammar ensures this: then arguments are given as they come, and may be cut off with the
-    answer; what was cut off of a further call before its arguments is left out."""
+    ``opened``: the prompt has begun the thinking. ``begun``: it has begun the answer. With ``opening`` a call
+    also ends the thinking. ``form``: a grammar determines the answer, and spaces before it are dropped. If
+    thinking may be ``anywhere``, an end without a beginning is dropped.
+
+    With ``format``, calls are recognised. ``tools`` has schemas of arguments by name. If it is given, other
+    tools' calls are content, and calls may also begin the answer in another form (``call_forms.py``). A call
+    is returned when it is complete and its arguments are JSON; an invalid or incomplete one is content.
+
+    ``sure``: a grammar ensures valid calls. Arguments are then returned as they arrive, and may be incomplete
+    at the end of the answer. A further call that ends before its arguments is dropped."""
 
     def __init__(
         self,
@@ -92,16 +92,16 @@ class ChatStream(AnswerStream):
         self._around = ""  # calls in other forms: the text around their arguments
         self._sure = sure
         self._opening = opening
-        self._before = "\n"  # what comes before the text that is held: a line break, or " " for any text
-        self._in_thought = False  # whether text that looks like a call stands in a thought
-        self._fresh = not begun if opened else form  # whether spaces at the beginning are dropped
+        self._before = "\n"  # the character before the held text: a line break, or " " for any other
+        self._in_thought = False  # whether a possible call is inside thinking
+        self._fresh = not begun if opened else form  # whether to drop spaces at the beginning
         self._call: CallReader | None = None
-        self._begun = False  # whether some of the call was given out
-        self._raw = ""  # since the marker of a call that may turn out to be none
+        self._begun = False  # whether a part of the call was returned
+        self._raw = ""  # text since the mark of a possible call
         self._expected = False  # whether a call may begin now
 
     def _start(self, end: bool) -> Iterable[Part]:
-        """Nothing has come but spaces, perhaps. Some models repeat the mark with which the prompt ends."""
+        """Reads the beginning, so far only spaces. Some models repeat the mark at the end of the prompt."""
         text = self._held.lstrip()
         start = self._thinking.start if self._thinking else ""
         if start and text.startswith(start):
@@ -117,8 +117,8 @@ class ChatStream(AnswerStream):
             self._held = self._held.lstrip()
             self._fresh = not self._held
         before, marker, after = self._held.partition(self._thinking.end)
-        if found := self._opening and self._opening.calls.search(self._before + before):
-            yield from self._call_in_thought(found.start() - len(self._before))
+        if match := self._opening and self._opening.calls.search(self._before + before):
+            yield from self._call_in_thought(match.start() - len(self._before))
             return
         if marker:
             self._held, self._state, self._fresh = after, self._answer, True
@@ -132,16 +132,16 @@ class ChatStream(AnswerStream):
         yield Part("reasoning", shown.rstrip() if end else shown)
 
     def _may_call(self, text: str) -> int:
-        """How many characters at the end of a thought may become a call."""
+        """Returns the number of characters at the end of thinking that may become a call."""
         if self._opening is None or self._format is None:
             return 0
-        found = self._opening.marks.search(self._before + text, max(0, len(text) - CALL_WINDOW))
-        if found is None:
+        match = self._opening.marks.search(self._before + text, max(0, len(text) - CALL_WINDOW))
+        if match is None:
             return kept(text, self._format.marks)
-        return len(text) + len(self._before) - found.start()
+        return len(text) + len(self._before) - match.start()
 
     def _call_in_thought(self, at: int) -> Iterable[Part]:
-        """A call begins here. No grammar has held what it began with."""
+        """Begins a call inside thinking. No grammar has enforced its beginning."""
         assert self._format is not None
         thought = self._held[:at].rstrip()
         call = self._held[at:].lstrip()
@@ -151,7 +151,7 @@ class ChatStream(AnswerStream):
         yield Part("reasoning", thought)
 
     def _answer(self, end: bool) -> Iterable[Part]:
-        """Behind the thinking; a call may begin here without a marker."""
+        """Reads the text after the thinking, where a call may begin without a marker."""
         text = self._held.lstrip()
         if not text and not end:
             return
@@ -166,9 +166,9 @@ class ChatStream(AnswerStream):
                 self._state = self._answer
         yield from ()
 
-    def _behind_formed(self, end: bool) -> Iterable[Part]:
-        """Behind a call in another form: a further one begins, or text. Under a grammar no text follows
-        calls, as behind the format's own: models go on with results that they invent."""
+    def _after_formed(self, end: bool) -> Iterable[Part]:
+        """Reads the text after a call in another form: a further call, or text. Under a grammar the text is
+        dropped, as after the format's own calls: models continue with invented results."""
         assert self._forms is not None
         head, unsettled = self._forms.further(self._held)
         if head is not None:
@@ -181,12 +181,12 @@ class ChatStream(AnswerStream):
         yield from ()
 
     def _left_out(self, end: bool) -> Iterable[Part]:
-        """Text that is no part of the answer."""
+        """Drops text that is not part of the answer."""
         self._held = ""
         return ()
 
     def _begin_formed(self, head: Head) -> None:
-        """Reads the call that the held text begins with."""
+        """Reads the call that begins the held text."""
         self._call = JSONReader()
         for character in f'{{"name": {json.dumps(head.name)}':
             self._call.push(character)
@@ -199,8 +199,8 @@ class ChatStream(AnswerStream):
         if self._thinking is not None and self._thinking.anywhere:
             marks += (self._thinking.start, self._thinking.end)
         held = self._held
-        if found := [(at, each) for each in marks if (at := held.find(each)) >= 0]:
-            at, marker = min(found)
+        if places := [(at, each) for each in marks if (at := held.find(each)) >= 0]:
+            at, marker = min(places)
             text = held[:at].rstrip()
             self._raw, self._held = held[len(text) : at], held[at:]
             self._begin(marker)
@@ -217,7 +217,7 @@ class ChatStream(AnswerStream):
         yield Part("content", shown)
 
     def _begin(self, marker: str) -> None:
-        """Goes on behind this marker, with which the text that is held begins."""
+        """Processes the marker that begins the held text."""
         if self._format is not None and marker in self._format.marks:
             if marker == self._format.marker:
                 self._raw, self._held = self._raw + marker, self._held.removeprefix(marker)
@@ -230,24 +230,24 @@ class ChatStream(AnswerStream):
         self._state = self._think if thinks else self._answer
 
     def _between(self, end: bool) -> Iterable[Part]:
-        """Behind a marker or a call: another one begins, or content again."""
+        """Reads the text after a marker or a call: another call, or content."""
         assert self._format is not None
         format, text = self._format, self._held.lstrip()
         if self._raw:
             self._raw += self._held[: len(self._held) - len(text)]
         self._held = text
-        known = (format.marker, *format.opens, *format.closes)
-        for each in sorted(known, key=len, reverse=True):
-            if text.startswith(each):
-                self._held = text.removeprefix(each)
-                if each == format.marker or self._raw:
-                    self._raw += each
-                if each == format.marker:
+        texts = (format.marker, *format.opens, *format.closes)
+        for text_before_call in sorted(texts, key=len, reverse=True):
+            if text.startswith(text_before_call):
+                self._held = text.removeprefix(text_before_call)
+                if text_before_call == format.marker or self._raw:
+                    self._raw += text_before_call
+                if text_before_call == format.marker:
                     self._expected = format.shows_itself
                 else:
-                    self._expected = each in format.opens
+                    self._expected = text_before_call in format.opens
                 return
-        waits = not end and any(each.startswith(text) for each in known)
+        waits = not end and any(text_before_call.startswith(text) for text_before_call in texts)
         if self._expected and format.call.begins(text) and not waits:
             self._call = call_reader(format.call, self._tools or {})
             self._state, self._begun, self._formed = self._read_call, False, False
@@ -265,7 +265,7 @@ class ChatStream(AnswerStream):
                 call.broken = True
             streams = self._sure and call.streams and not self._in_thought
             if streams and call.name is not None and not call.broken:
-                yield from self._given(call)
+                yield from self._new_parts(call)
             if call.done or call.broken:
                 self._held = self._held[n:]
                 yield from self._end_call(call)
@@ -274,8 +274,8 @@ class ChatStream(AnswerStream):
         if end and not self._begun:
             yield from self._give_up(end)
 
-    def _given(self, call: CallReader) -> Iterable[Part]:
-        """Gives the new parts of a call that is certain to be one."""
+    def _new_parts(self, call: CallReader) -> Iterable[Part]:
+        """Returns the new parts of a call that is certain."""
         assert call.name is not None
         if not self._begun:
             self._begun, self._raw = True, ""
@@ -287,21 +287,21 @@ class ChatStream(AnswerStream):
             yield from self._give_up()
             return
         if self._begun:
-            yield from self._given(call)
+            yield from self._new_parts(call)
         else:
             arguments = valid_arguments(call.take())
-            # Under a grammar, a formed call has arguments: without them it is content that must match one.
+            # Under a grammar such a call has arguments. Without them it is content of the grammar.
             if arguments is None or call.name is None or (self._formed and self._sure):
                 yield from self._give_up()
                 return
             self._raw, self._in_thought = "", False
             yield from self._called(call.name, arguments)
-        self._state = self._behind_formed if self._formed else self._between
+        self._state = self._after_formed if self._formed else self._between
         self._expected = self._format is not None and isinstance(self._format.call, JSONCall | LiteralCall)
 
     def _give_up(self, end: bool = False) -> Iterable[Part]:
-        """Gives text as content that was held back as a possible call, but not the beginning of another call
-        that was cut off. A thought may end in that text; text in another form may have the format's marks."""
+        """Returns text of a possible call as content, except the incomplete beginning of a further call.
+        Thinking may end in that text; text in another form may have the format's marks."""
         if self._in_thought:
             first = len(self._raw) - len(self._raw.lstrip()) + 1
             yield Part("reasoning", self._raw[:first])
@@ -315,19 +315,19 @@ class ChatStream(AnswerStream):
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """Neighbours of one kind as one."""
-    found: list[Part] = []
+    """Joins neighbouring parts of one kind."""
+    merged: list[Part] = []
     for part in parts:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if last and part.kind != "call_start" and (last.kind, last.index) == (part.kind, part.index):
-            found[-1] = Part(part.kind, last.text + part.text, part.index)
+            merged[-1] = Part(part.kind, last.text + part.text, part.index)
         elif part.text or part.kind == "call_start":
-            found.append(part)
-    return found
+            merged.append(part)
+    return merged
 
 
 def kept(text: str, markers: Iterable[str]) -> int:
-    """How many characters at the end may be the beginning of a marker."""
+    """Returns the number of characters at the end that may begin a marker."""
     return max(
         (n for marker in markers for n in range(1, len(marker)) if text.endswith(marker[:n])), default=0
     )

@@ -1,4 +1,4 @@
-"""Finds out from a chat template how a model marks its thinking, and how a call ends it."""
+"""Determines from a chat template how a model marks its thinking, and how a call ends it."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from hotcold.chat.tool_formats import HarmonyCall, JSONCall, NamedCall, TaggedCall, ToolFormat
 
-#: Budgets of thinking tokens by effort, for templates that do not know efforts: those of Gemini's API. Higher
+#: Budgets of thinking tokens by effort, for templates without efforts: the values of Gemini's API. Higher
 #: efforts have no limit.
 EFFORT_BUDGETS = {"minimal": 512, "low": 1024, "medium": 8192, "high": 24576}
 
@@ -20,9 +20,9 @@ class Thinking:
 
     start: str
     end: str
-    #: The control tokens in these texts; empty where each text is one.
+    #: The control tokens in these texts; empty if each text is one token.
     tokens: tuple[str, ...] = ()
-    #: whether it may begin anywhere in an answer, and may be left without having begun
+    #: whether thinking may begin anywhere in an answer, and its end may occur without a beginning
     anywhere: bool = False
 
 
@@ -39,8 +39,8 @@ KNOWN = (
 
 
 def thinking_of(template: str) -> Thinking | None:
-    """The marks that a template writes around thinking, or searches for; None if it knows none. A template
-    that only removes earlier thinking from a history searches for its end."""
+    """Returns the marks of thinking that a template writes or searches for; None if it has none. A template
+    that only removes earlier thinking searches for its end."""
     for each in KNOWN:
         if each.start in template or each.end in template:
             return each
@@ -48,32 +48,33 @@ def thinking_of(template: str) -> Thinking | None:
 
 
 def opens_thinking(prompt: str, thinking: Thinking | None) -> bool:
-    """True if the end of a prompt's text opens the answer's thinking, so that the answer begins inside."""
+    """Returns whether the end of a prompt opens the thinking, so that the answer begins inside it."""
     if thinking is None:
         return False
     return prompt.rstrip().endswith(thinking.start)
 
 
 def leaves_open(beginning: str, thinking: Thinking) -> bool:
-    """True if the text with which an answer begins is the beginning of a thought."""
+    """Returns whether the given beginning of an answer ends inside thinking."""
     before, start, thought = beginning.rpartition(thinking.start)
     return bool(start) and (thinking.anywhere or not before.strip()) and thinking.end not in thought
 
 
 def is_off(values: Mapping[str, Any]) -> bool:
-    """True if values for a template forbid thinking."""
+    """Returns whether values for a template forbid thinking."""
     allowed = values.get("enable_thinking", values.get("thinking"))
     return values.get("reasoning_effort") == "none" if allowed is None else allowed is False
 
 
 @dataclass(frozen=True)
 class CallOpening:
-    """How a call begins within a thought: at the beginning of a line, or with a control token, which no
-    thought only mentions; then comes the name of a known tool. Both patterns look at the character before."""
+    """The beginning of a call inside thinking. It is at the beginning of a line, or has a control token,
+    which thinking never only mentions. The name of a known tool follows. Both patterns check the character
+    before it."""
 
-    pattern: str  #: of the text up to the name of the tool, which is its group
-    mark: str  #: of the text with which such a call begins
-    head: str  #: text before the name, as the grammar of calls has it
+    pattern: str  #: pattern of the text up to the tool's name, which is its group
+    mark: str  #: pattern of the text that begins such a call
+    head: str  #: text before the name, as in the grammar of calls
 
     @cached_property
     def calls(self) -> re.Pattern[str]:
@@ -85,10 +86,10 @@ class CallOpening:
 
 
 def call_opening(format: ToolFormat, names: Iterable[str], controls: Collection[str]) -> CallOpening | None:
-    """How calls of these tools begin in a thought, where ``controls`` are names of control tokens. None:
-    they have channels of their own, or there are no tools."""
+    """Returns the beginning of calls of these tools inside thinking. ``controls`` are the names of control
+    tokens. None: the format has channels for calls, or there are no tools."""
     kind = format.call
-    if isinstance(kind, HarmonyCall) or not (known := sorted(names, key=len, reverse=True)):
+    if isinstance(kind, HarmonyCall) or not (tool_names := sorted(names, key=len, reverse=True)):
         return None
     prefix = "" if isinstance(kind, JSONCall) else kind.prefix
     marker, tag = re.escape(format.marker), re.escape(prefix)
@@ -96,13 +97,13 @@ def call_opening(format: ToolFormat, names: Iterable[str], controls: Collection[
     opens = "|".join(map(re.escape, format.opens))
     between = rf"\s*(?:(?:{opens})\s*)*" if opens else r"\s*"
     if isinstance(kind, JSONCall):
-        known = [json.dumps(name, ensure_ascii=False)[1:-1] for name in known]
+        tool_names = [json.dumps(name, ensure_ascii=False)[1:-1] for name in tool_names]
         prefix, tag = '{"name": "', r'\{\s*"name"\s*:\s*"'
     elif isinstance(kind, NamedCall) and prefix:
         tag = f"(?:{tag})?"
     mark = marker if format.marker in controls else line + marker
     begins = f"{mark}{between}"
-    if isinstance(kind, TaggedCall) and prefix:  # models leave the marker out
+    if isinstance(kind, TaggedCall) and prefix:  # models omit the marker
         begins, mark = f"(?:{begins}|{line})", f"(?:{mark}|{line}{tag})"
-    called = "|".join(map(re.escape, known))
+    called = "|".join(map(re.escape, tool_names))
     return CallOpening(rf"{begins}{tag}({called})(?=[^\w.\-])", mark, format.before + prefix)

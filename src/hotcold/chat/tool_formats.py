@@ -1,4 +1,4 @@
-"""How models write calls of tools: a table of formats, and which one a chat template uses."""
+"""Formats of calls of tools: a table, and the choice of a chat template's format."""
 
 import re
 from collections.abc import Collection
@@ -10,10 +10,10 @@ from hotcold.chat.literals import GEMMA, PYTHON, Notation
 
 @dataclass(frozen=True)
 class JSONCall:
-    """A call is an object, ``{"name": NAME, key: ARGUMENTS}``, keys in this order."""
+    """A call is an object, ``{"name": NAME, key: ARGUMENTS}``, with keys in this order."""
 
-    key: str  #: as the template has it; what models write is read by any of :data:`ARGUMENT_KEYS`
-    id: str | None = None  #: a pattern of the id that a call may have under another key behind these
+    key: str  #: the template's key; a model's call may have any of :data:`ARGUMENT_KEYS`
+    id: str | None = None  #: pattern of the id that a call may have after these keys
 
     def begins(self, text: str) -> bool:
         return text.startswith("{")
@@ -24,11 +24,11 @@ class JSONCall:
 
 @dataclass(frozen=True)
 class NamedCall:
-    """A call is ``prefix``, its name, perhaps a mark, ``separator``, and its arguments as an object."""
+    """A call is ``prefix``, its name, an optional mark, ``separator``, and its arguments as an object."""
 
     separator: str
     prefix: str = ""
-    mark: tuple[str, str] | None = None  #: a text and a pattern, which are an id or a number of the call
+    mark: tuple[str, str] | None = None  #: a text and the pattern of an id or a number of the call
 
     def begins(self, text: str) -> bool:
         return bool(text)
@@ -40,10 +40,10 @@ class NamedCall:
 @dataclass(frozen=True)
 class TaggedCall:
     """A call is ``prefix``, its name, ``separator``, each argument with three texts around it, ``suffix``.
-    Values that are strings stand there as they are, all others as JSON."""
+    Strings are written unchanged, other values as JSON."""
 
     separator: str
-    argument: tuple[str, str, str]  #: before the name of an argument, before its value, behind its value
+    argument: tuple[str, str, str]  #: before the name of an argument, before its value, after its value
     suffix: str
     prefix: str = ""
 
@@ -56,7 +56,7 @@ class TaggedCall:
 
 @dataclass(frozen=True)
 class LiteralCall:
-    """A call is ``prefix``, its name, and its arguments in a notation that is not JSON."""
+    """A call is ``prefix``, its name, and its arguments in a notation other than JSON."""
 
     notation: Notation
     prefix: str = ""
@@ -70,7 +70,7 @@ class LiteralCall:
 
 @dataclass(frozen=True)
 class HarmonyCall:
-    """A call is a message in a channel of its own: see ``harmony.py``."""
+    """A call is a message in its own channel: see ``harmony.py``."""
 
     def begins(self, text: str) -> bool:
         return False
@@ -85,34 +85,34 @@ ARGUMENT_KEYS = ("arguments", "parameters", "args")
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """An answer that calls tools is ``before``, a call, any number of ``between`` and a call, ``after``."""
+    """An answer with calls is ``before``, a call, any number of ``between`` and a call, ``after``."""
 
     name: str
     call: CallKind
     before: str = ""
-    between: str | None = None  #: None where an answer has one call at most
+    between: str | None = None  #: None: an answer has at most one call
     after: str = ""
-    marker: str = ""  #: where it comes up in an answer, calls begin
-    #: Texts beside the marker that may stand around calls, beside spaces: those behind which a call may
-    #: begin, and those behind which none may before another of the former.
+    marker: str = ""  #: the text in an answer that begins calls
+    #: Texts around calls in addition to the marker and spaces. A call may begin after ``opens``; after
+    #: ``closes`` it must wait for the next of ``opens``.
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
-    #: Names in these texts that a vocabulary may have as single tokens, control tokens perhaps.
+    #: Names in these texts that a vocabulary may have as single tokens or control tokens.
     tokens: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts with which calls begin in an answer."""
+        """Texts that begin calls in an answer."""
         return (self.marker, self.tag) if self.tag else (self.marker,)
 
     @property
     def tag(self) -> str:
-        """The tag with which a call begins where the model leaves the marker out."""
+        """The tag that begins a call if the model omits the marker."""
         return self.call.prefix if isinstance(self.call, TaggedCall) else ""
 
     @property
     def shows_itself(self) -> bool:
-        """True if a call is known by itself, so that nothing must open it behind the marker."""
+        """Whether a call is recognisable without an opening text after the marker."""
         return not self.opens or isinstance(self.call, JSONCall | LiteralCall)
 
 
@@ -123,10 +123,10 @@ HERMES = ToolFormat(
     between="\n</tool_call>\n<tool_call>\n",
     after="\n</tool_call>",
     marker="<tool_call>",
-    closes=("}", "</tool_call>"),  # of braces that are doubled
+    closes=("}", "</tool_call>"),  # for doubled braces
     tokens=("<tool_call>", "</tool_call>"),
 )
-#: The format of every model whose template has no tools, or one that is not in this table:
+#: The format for templates that have no tools, or an unknown format: :mod:`hotcold.chat.general_tools`
 #: describes it in the prompt.
 GENERAL = replace(HERMES, name="general")
 LLAMA = ToolFormat(
@@ -291,9 +291,9 @@ HARMONY = ToolFormat(
     tokens=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"),
 )
 
-_ARGUMENTS = re.compile(r'\\?"arguments\\?"')  # in a template, perhaps within a string
+_ARGUMENTS = re.compile(r'\\?"arguments\\?"')  # in a template, possibly inside a string
 _TOOLS = re.compile(r"\btools\b")
-#: The first of these whose texts are all in a template that knows tools is its format.
+#: A template with tools has the first format whose texts it all has.
 _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (KIMI, ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>")),
     (DEEPSEEK_R1, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
@@ -312,7 +312,7 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (MISTRAL, ("[TOOL_CALLS]",)),
     (LLAMA, ('"parameters": ', '{"name": ', "<|start_header_id|>")),
 )  # fmt: skip
-#: Signs that a template writes something other than JSON between Hermes' tags.
+#: Texts that show that a template writes something other than JSON between Hermes' tags.
 _NO_JSON = ("<function=", "<arg_key>", "<invoke", "<parameter", "<tool_calls>")
 
 
@@ -321,9 +321,9 @@ def knows_tools(template: str) -> bool:
 
 
 def tool_format(template: str) -> ToolFormat:
-    """The format that a chat template uses; :data:`GENERAL` if it has no tools, or an unknown format."""
+    """Returns the format of a chat template; :data:`GENERAL` if it has no tools, or an unknown format."""
     if not knows_tools(template):
-        # That of DeepSeek V3.1 writes calls, and leaves it to its users to describe tools.
+        # DeepSeek V3.1's template writes calls, and expects the user to describe tools.
         writes = "tool_calls" in template and "<｜tool▁sep｜>" in template and "```json" not in template
         return DEEPSEEK if writes else GENERAL
     for format, signs in _SIGNS:
@@ -335,7 +335,7 @@ def tool_format(template: str) -> ToolFormat:
 
 
 def is_harmony(template: str, control_tokens: Collection[str]) -> bool:
-    """True if answers are in channels, with tools or without: a short template may not show them."""
+    """Returns whether answers have channels, with or without tools: a short template may not show them."""
     if "<|message|>" not in template:
         return False
     return "<|channel|>" in template or ("<|start|>" in template and "<|channel|>" in control_tokens)

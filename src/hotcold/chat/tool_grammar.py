@@ -20,7 +20,7 @@ from hotcold.grammar.json_schema import read, told_of_strict
 from hotcold.grammar.schema_rewriting import Rewritten
 from hotcold.values import shown
 
-#: Calls in one answer. Small models call the same tool again and again, where nothing ends that.
+#: Limit of calls in one answer. Otherwise small models repeat a call without end.
 MOST_CALLS = 16
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -35,17 +35,20 @@ def tools_grammar(
     *,
     open: bool = False,
 ) -> Grammar | None:
-    """The grammar of an answer, None where no tool may be called: see :func:`without_calls`.
+    """Returns the grammar of an answer; None if no tool may be called: see :func:`without_calls`.
 
-    ``tools`` are OpenAI's: ``{"type": "function", "function": {"name", "parameters"}}``, each with a name of
-    its own. ``choice`` is ``none``; ``auto``: text, then perhaps calls; ``required``: calls only; or
-    ``{"type": "function", "function": {"name": ...}}``: calls of that tool only. With ``parallel`` there may
-    be several calls where the format has room for them. ``token_ids`` are the control tokens of the
-    vocabulary by name: where one of them is in the format's texts it is that token; others may stand in free
-    text. Text that is no call must match ``content``, where that is given: then there are no calls behind it.
-    What of a tool's schema cannot be enforced is in the grammar's notes, or an error where the tool is
-    ``strict``; ``open`` is as of :func:`~hotcold.grammar.schema_rewriting.rewritten`. GrammarError: a tool's
-    schema is not right. All else is taken to be so."""
+    ``tools`` are OpenAI's: ``{"type": "function", "function": {"name", "parameters"}}``, with unique names.
+    ``choice`` is ``none``; ``auto``: text, then optional calls; ``required``: calls only; or ``{"type":
+    "function", "function": {"name": ...}}``: calls of that tool only. ``parallel`` allows several calls if
+    the format does.
+
+    ``token_ids`` are the vocabulary's control tokens by name. Their names in the format's texts are these
+    tokens; other control tokens may occur in free text. Text outside of calls must match ``content``, if it
+    is given; then no calls follow it.
+
+    Parts of a tool's schema that cannot be enforced are in the grammar's notes, or raise an error for a
+    ``strict`` tool; ``open``: see :func:`~hotcold.grammar.schema_rewriting.rewritten`. Raises GrammarError
+    for an invalid schema of a tool. Other arguments must be valid."""
     functions = [tool["function"] for tool in tools]
     if isinstance(choice, Mapping):
         functions = [each for each in functions if each["name"] == choice["function"]["name"]]
@@ -53,9 +56,9 @@ def tools_grammar(
         return None
     terms = Terms(token_ids or {})
     free = choice == "auto"
-    found = {each["name"]: _read(each, open) for each in functions}
-    named = {name: each.schema for name, each in found.items()}
-    notes = [f"tool {shown(name)}: {note}" for name, each in found.items() for note in each.notes]
+    schemas = {each["name"]: _read(each, open) for each in functions}
+    named = {name: each.schema for name, each in schemas.items()}
+    notes = [f"tool {shown(name)}: {note}" for name, each in schemas.items() for note in each.notes]
     if free and content is not None:
         notes += content.notes
     if format is HARMONY:
@@ -72,8 +75,8 @@ def tools_grammar(
 
 
 def without_calls(content: Grammar | None, format: ToolFormat, token_ids: Mapping[str, int]) -> Grammar:
-    """Returns the grammar of an answer that calls no tool: text without the format's marks, or ``content``,
-    between the marks of its channel where the format has channels."""
+    """Returns the grammar of an answer without calls: text without the format's marks, or ``content``, in its
+    channel if the format has channels."""
     if content is not None and (format is not HARMONY or content.kind in ("gbnf", "lark", "checked")):
         return content
     terms = Terms(token_ids)
@@ -89,12 +92,12 @@ def without_calls(content: Grammar | None, format: ToolFormat, token_ids: Mappin
 
 
 def _unmarked(terms: Terms, format: ToolFormat) -> str:
-    """Restricts a text to what has none of the format's marks."""
+    """Returns the restriction of a text to one without the format's marks."""
     return "".join(f" & ~/(?s:.*){terms.escaped(mark)}(?s:.*)/" for mark in format.marks)
 
 
 def _read(function: Mapping[str, Any], open: bool) -> Rewritten:
-    """The schema of a tool's arguments, and notes on it."""
+    """Returns the schema of a tool's arguments, and notes on it."""
     schema = function.get("parameters")
     if isinstance(schema, dict) and schema and "type" not in schema:
         schema = {"type": "object", **schema}
@@ -117,31 +120,31 @@ def _rules(
     free: bool,
     content: Grammar | None,
 ) -> list[str]:
-    most = MOST_CALLS - 1 if several else 0
-    more = f" ({terms.literal(format.between or '')} call){{0,{most}}}" if several else ""
-    calls = f"calls: call{more} {terms.literal(format.after)}"
+    further_calls = MOST_CALLS - 1 if several else 0
+    repeated = f" ({terms.literal(format.between or '')} call){{0,{further_calls}}}" if several else ""
+    calls = f"calls: call{repeated} {terms.literal(format.after)}"
     begin = f"{terms.literal(format.before)} calls"
     rules = [calls, *call_rules(terms, format.call, named), *argument_rules(named)]
     if not free:
         return [f"start: {begin}", *rules]
     forms = CallForms(format, named)
     if content is not None:
-        # Without a text before it, a call of the format is one of the forms.
+        # Without ``before``, the format's call is one of the forms.
         options = f"content | {begin} | forms" if format.before else "content | forms"
         lines = [f"start: {options}", f"content: {content_term(content)}"]
         return [*lines, *content_or_form_rules(terms, forms, named), *rules]
     if format.tag:
         names = " | ".join(f"uncall{i}" for i in range(len(named)))
-        rules.append(f"tagged: ({names}){more} ({terms.literal(format.after)})?")
-    return [*_free(terms, format), *form_rules(terms, forms, named, most), *rules]
+        rules.append(f"tagged: ({names}){repeated} ({terms.literal(format.after)})?")
+    return [*_free(terms, format), *form_rules(terms, forms, named, further_calls), *rules]
 
 
 def _free(terms: Terms, format: ToolFormat) -> list[str]:
-    """Returns the rules of text in which nothing begins a call, or calls from where one begins: in a form at
-    the start, or at one of the format's marks. The lexemes allow one reading of any text. Between its parts
-    there may be control tokens, which are no text: a model may have some for its thinking."""
+    """Returns the rules of text without a call, or of text and calls. Calls begin in a form at the start, or
+    at one of the format's marks. The lexemes allow one reading of any text. Control tokens may occur between
+    the parts: a model may have some for its thinking."""
     marker = format.marker
-    rest = terms.literal(format.before.removeprefix(marker))
+    before_calls = terms.literal(format.before.removeprefix(marker))
     silent = terms.other_tokens(format.tokens)
     unmarked = _unmarked(terms, format)
     is_token = terms.is_token(marker)
@@ -149,11 +152,11 @@ def _free(terms: Terms, format: ToolFormat) -> list[str]:
     marked = f"text? {terms.literal(marker)}" if is_token else "(FREE_MARKED | BEFORE OTHER_MARKED)"
     tagged = f" | {parts} (FREE_TAGGED | BEFORE OTHER_TAGGED) tagged" if format.tag else ""
     lines = [
-        f"start: {parts} text? | {parts} forms | {parts} {marked} {rest} calls{tagged}",
+        f"start: {parts} text? | {parts} forms | {parts} {marked} {before_calls} calls{tagged}",
         "text: FREE | BEFORE OTHER?",
     ]
     ends = {"MARKED": "" if is_token else marker, "TAGGED": format.tag}
-    # Free text does not begin as a call does. Behind such a beginning, other text begins with no known name.
+    # Free text does not begin like a call. After a call's beginning, other text has no known name.
     for lexeme, excluded in (("FREE", "FORMED"), ("OTHER", "NAMED")):
         lines.append(f"{lexeme}: /(?s:.+)/ & ~{excluded}{unmarked}")
         lines.append(f"{lexeme}_PART: /(?s:.*)/ & ~{excluded}{unmarked}")

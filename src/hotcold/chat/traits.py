@@ -1,7 +1,7 @@
-"""Finds out what a chat template accepts, by rendering a few conversations with it.
+"""Determines the abilities of a chat template, by rendering a few conversations with it.
 
-A template does not say whether it has a place for a system message, walks through parts of content, or wants
-null where an assistant only called tools; some raise an error, others silently leave text out."""
+A template does not declare whether it supports a system message, iterates over parts of content, or expects
+null from an assistant that only called tools. Some raise an error, others silently leave text out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,25 +30,25 @@ _TOOL = {
 
 @dataclass(frozen=True)
 class Traits:
-    """The forms that a template accepts; the defaults are those of a template that accepts all usual ones."""
+    """The forms that a template accepts; by default the usual ones."""
 
     text: bool = True  #: whether content may be a text
-    parts: bool = False  #: whether it may be a list of parts
-    system: bool = True  #: whether there is a place for a system message before all others
-    systems: bool = True  #: whether there may be several, anywhere
-    null: bool = False  #: whether null content of an assistant that calls tools is wanted
-    object_arguments: bool = True  #: whether arguments of calls are objects; else JSON in a text
-    bare_tools: bool = True  #: whether tools may lack descriptions and parameters
+    parts: bool = False  #: whether content may be a list of parts
+    system: bool = True  #: whether a system message may be the first message
+    systems: bool = True  #: whether there may be several system messages, anywhere
+    null: bool = False  #: whether the content of an assistant with calls should be null
+    object_arguments: bool = True  #: whether arguments of calls are objects; otherwise JSON in a text
+    bare_tools: bool = True  #: whether descriptions and parameters of tools are optional
     calls: bool = True  #: whether calls of earlier messages are written
     several_calls: bool = True  #: whether a message may have several calls
-    users: bool = True  #: whether there may be several messages of the user in a row
-    before_user: str = ""  #: the template's text between a system message and the user's
-    #: its text between a user's message and the answer, in a prompt for the answer and later
+    users: bool = True  #: whether consecutive user messages are allowed
+    before_user: str = ""  #: the template's text between a system message and a user message
+    #: its text between a user message and the answer: in a prompt for the answer, and in later prompts
     before_answer: tuple[str, str] = ("", "")
 
 
-def _says(role: str, text: Any, **more: Any) -> Message:
-    return {"role": role, "content": text, **more}
+def _message(role: str, text: Any, **fields: Any) -> Message:
+    return {"role": role, "content": text, **fields}
 
 
 def _calls(content: Any, *arguments: Any) -> list[Message]:
@@ -58,11 +58,11 @@ def _calls(content: Any, *arguments: Any) -> list[Message]:
         for id, each in zip(ids, arguments, strict=True)
     ]
     return [
-        _says("user", _USER),
-        _says("assistant", content, tool_calls=calls),
-        *(_says("tool", _RESULT, tool_call_id=id, name="probe") for id in ids),
-        _says("assistant", _ANSWER),
-        _says("user", _USER),
+        _message("user", _USER),
+        _message("assistant", content, tool_calls=calls),
+        *(_message("tool", _RESULT, tool_call_id=id, name="probe") for id in ids),
+        _message("assistant", _ANSWER),
+        _message("user", _USER),
     ]
 
 
@@ -73,16 +73,16 @@ def _in_parts(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-_PLAIN = [_says("user", _USER)]
-_TURNS = [*_PLAIN, _says("assistant", _ANSWER), _says("user", _SECOND)]
-_ONE_SYSTEM = [_says("system", _SYSTEM), *_PLAIN]
+_PLAIN = [_message("user", _USER)]
+_TURNS = [*_PLAIN, _message("assistant", _ANSWER), _message("user", _SECOND)]
+_ONE_SYSTEM = [_message("system", _SYSTEM), *_PLAIN]
 _MORE_SYSTEMS = [
-    _says("system", _SYSTEM),
-    _says("system", _SECOND),
-    _says("user", _USER),
-    _says("assistant", _ANSWER),
-    _says("system", _LATER),
-    _says("user", _USER),
+    _message("system", _SYSTEM),
+    _message("system", _SECOND),
+    _message("user", _USER),
+    _message("assistant", _ANSWER),
+    _message("system", _LATER),
+    _message("user", _USER),
 ]
 _NULL, _EMPTY, _AS_TEXT, _TWO = (
     _calls(None, {_KEY: _VALUE}),
@@ -93,8 +93,8 @@ _NULL, _EMPTY, _AS_TEXT, _TWO = (
 
 
 def probes(parts: bool = False, tools: bool = False) -> list[dict[str, Any]]:
-    """The conversations to render. ``parts`` puts all content into parts, for a template that takes nothing
-    else; ``tools`` gives tools to each."""
+    """Returns the conversations to render. ``parts`` converts all content to parts, for a template that
+    accepts nothing else; ``tools`` adds tools to each."""
     form = _in_parts if parts else list
     none = [_TOOL] if tools else None
     return [
@@ -106,28 +106,27 @@ def probes(parts: bool = False, tools: bool = False) -> list[dict[str, Any]]:
         {"messages": form(_PLAIN), "tools": [_TOOL]},
         {"messages": form(_PLAIN), "tools": [_BARE_TOOL]},
         {"messages": form(_PLAIN), "tools": [_NO_PARAMETERS]},
-        {"messages": form([_says("user", _USER), _says("user", _SECOND)]), "tools": none},
+        {"messages": form([_message("user", _USER), _message("user", _SECOND)]), "tools": none},
         {"messages": form(_TURNS), "tools": none},
     ]
 
 
 def needs_parts(texts: Sequence[str | None]) -> bool:
-    """True if the answers to :func:`probes` show that content must be in parts: probe with ``parts`` then."""
-    return not _shows(texts[0], _USER) and _walks(texts[1])
+    """Returns whether the results of :func:`probes` show that content must be in parts, also of probes."""
+    return not _shows(texts[0], _USER) and _iterates(texts[1])
 
 
 def needs_tools(texts: Sequence[str | None]) -> bool:
-    """True if nothing can be rendered without tools."""
+    """Returns whether nothing can be rendered without tools."""
     return texts[0] is None and texts[1] is None
 
 
 def traits_of(texts: Sequence[str | None]) -> Traits:
-    """The traits that the answers to :func:`probes` show; None is a conversation that could not be
-    rendered."""
+    """Returns the traits that the results of :func:`probes` show; None is a failed rendering."""
     plain, in_parts, system, systems, null, empty, as_text, two, tool, *bare, users, turns = texts
-    text, parts = _shows(plain, _USER), _walks(in_parts)
+    text, parts = _shows(plain, _USER), _iterates(in_parts)
     if not text and not parts:
-        return Traits()  # it shows no user messages, so nothing can be found out
+        return Traits()  # it shows no user messages, so the other traits are unknown
     words = ("None", "null")
     no_null = null is None or any(null.count(word) > (empty or "").count(word) for word in words)
     objects = _shows(empty, _VALUE) and f"{{'{_KEY}'" not in (empty or "")
@@ -148,20 +147,20 @@ def traits_of(texts: Sequence[str | None]) -> Traits:
 
 
 def _between(rendered: str | None, first: str, second: str = "") -> str:
-    """Returns the text between two others, or behind the first; empty if one of them is missing."""
+    """Returns the text between two others, or after the first; empty if one of them is missing."""
     after = (rendered or "").partition(first)[2]
     if not second:
         return after
-    between, found, _ = after.partition(second)
-    return between if found else ""
+    between, end, _ = after.partition(second)
+    return between if end else ""
 
 
 def _shows(rendered: str | None, text: str) -> bool:
     return rendered is not None and text in rendered
 
 
-def _walks(rendered: str | None) -> bool:
-    """True if the text of a part is there by itself, not inside a list as Python or JSON writes it."""
+def _iterates(rendered: str | None) -> bool:
+    """Returns whether the text of a part occurs alone, not inside a list in Python's or JSON's form."""
     if rendered is None or _USER not in rendered:
         return False
     return rendered[rendered.index(_USER) + len(_USER) :][:1] not in ("'", '"')

@@ -1,1 +1,1 @@
-"""Runs an engine in a process of its own, and talks to it."""
+"""Runs an engine in its own process, and communicates with it."""

@@ -1,8 +1,8 @@
-"""A process that has an engine to itself, so that nothing that its front does holds up a step.
+"""The engine process. It has its own interpreter, so that no work of its front delays a step.
 
-``python -P -m hotcold.hosting`` reads commands from standard input and writes to standard
-output what happens (``messages.py``); what is printed goes to standard error. It ends when its front closes
-the pipe, at once and whatever it does, and leaves Ctrl-C and SIGTERM to the front."""
+``python -P -m hotcold.hosting`` reads commands from standard input and writes events to standard output
+(``messages.py``); printed text goes to standard error. It ends at once when its front closes the pipe, and
+leaves Ctrl-C and SIGTERM to the front."""
 
 import signal
 import sys
@@ -12,7 +12,7 @@ def main() -> int:
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    from hotcold.processes.channel import own_pipes  # after that, as this takes a moment
+    from hotcold.processes.channel import own_pipes  # imported after that, since it takes a moment
 
     reading, writing = own_pipes()
     from hotcold.hosting.host import serve

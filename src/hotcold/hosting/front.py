@@ -1,4 +1,4 @@
-"""The front of an engine process: jobs go in, and pieces of their texts come out; this side only waits."""
+"""The front of an engine process. It sends jobs and receives pieces of their texts; it computes nothing."""
 
 import asyncio
 import contextlib
@@ -40,16 +40,16 @@ from hotcold.runtime.sampling import SamplingParams
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.values import LARGEST, whole
 
-#: ``new`` until it is started; ``failed`` when loading failed or the engine process died.
+#: ``new`` until :meth:`EngineFront.start`; ``failed`` after loading failed or the engine process died.
 Status = Literal["new", "loading", "ready", "failed", "closed"]
 
-_EXIT_S = 10.0  # that the engine process has to end by itself
+_EXIT_S = 10.0  # time for the engine process to end by itself
 _LOADING_RETRY_S = 2.0
 
 
 class EngineFront:
-    """A model in a process of its own, for one event loop: all methods belong to the loop in which
-    :meth:`start` was called, and to its thread. Options are those of :class:`AsyncLLM`."""
+    """A model in its own process, for one event loop. All methods belong to the loop that called
+    :meth:`start`, and to its thread. Options are the same as of :class:`AsyncLLM`."""
 
     def __init__(
         self,
@@ -58,13 +58,15 @@ class EngineFront:
         max_waiting: int = 64,
         **options: Unpack[LoadOptions],
     ) -> None:
-        given: dict[str, Any] = {"sequences": 4, **options}
-        loading = complete(given)  # UserError now, and not from the other process
+        options_with_defaults: dict[str, Any] = {"sequences": 4, **options}
+        loading = complete(options_with_defaults)  # raises UserError now, and not in the other process
         self._chat_template = loading["chat_template"]
         self._pooling = loading["pooling"]
-        self._options = {name: _plain(value) for name, value in given.items() if value is not None}
+        self._options = {
+            name: _plain(value) for name, value in options_with_defaults.items() if value is not None
+        }
         self._model = None if model is None else os.fspath(model)
-        #: jobs that may run or wait at the same time
+        #: limit of jobs that run or wait at the same time
         self.most = loading["sequences"] + whole("max_waiting", max_waiting, 0, LARGEST)
         self._status: Status = "new"
         self._loaded = 0.0
@@ -72,11 +74,11 @@ class EngineFront:
         self._file: ModelFile | None = None
         self._info: ModelInfo | None = None
         self._replies: dict[int, _Reply] = {}
-        self._asked: dict[int, asyncio.Future[ProcessStats]] = {}
+        self._queries: dict[int, asyncio.Future[ProcessStats]] = {}
         self._last_id = 0
-        self._job_s = 1.0  # a running mean of how long jobs take
-        self._settled = asyncio.Event()  # loading has come to an end
-        self._idle = asyncio.Event()  # no job is unfinished
+        self._job_s = 1.0  # running mean of a job's time
+        self._settled = asyncio.Event()  # set when loading has ended, with or without success
+        self._idle = asyncio.Event()  # set while there is no unfinished job
         self._idle.set()
         self._exited = asyncio.Event()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -88,40 +90,39 @@ class EngineFront:
 
     @property
     def loaded(self) -> float:
-        """The part of the model that was read, 0 to 1."""
+        """The loaded part of the model, 0 to 1."""
         return self._loaded
 
     @property
     def error(self) -> str | None:
-        """A line on why the status is ``failed``."""
+        """The reason for the status ``failed``, in one line."""
         return self._error
 
     @property
     def info(self) -> ModelInfo:
-        """RequestError: the model is not loaded yet, or could not be."""
+        """Facts of the loaded model. Raises RequestError if the model is not loaded."""
         if self._info is None:
             raise self._unusable()
         return self._info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Errors as of :attr:`info`."""
+        """The model's tokenizer. Raises RequestError if the model is not loaded."""
         return self._ready_file().tokenizer
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """The GGUF file's metadata, which is all but its tensors; errors as of :attr:`info`."""
+        """The metadata of the GGUF file. Raises RequestError if the model is not loaded."""
         return self._ready_file().metadata
 
     @property
     def sampling(self) -> SamplingParams:
-        """How tokens are chosen where a request does not say: until the model is loaded, whose file may
-        recommend something, as in :class:`SamplingParams`."""
+        """The default sampling parameters: after loading, the file's recommendation."""
         return SamplingParams() if self._file is None else self._file.sampling
 
     async def start(self) -> None:
-        """Starts the engine process, which then loads the model: see :meth:`ready`. RuntimeError: it was
-        started or closed before; OSError: the system starts no process."""
+        """Starts the engine process, which then loads the model: see :meth:`ready`. Raises RuntimeError after
+        an earlier start or close, and OSError if the system cannot start a process."""
         if self._status != "new":
             raise RuntimeError(f"this engine is {self._status}: make another")
         self._status = "loading"
@@ -139,13 +140,13 @@ class EngineFront:
         except BaseException:
             self._fail("the engine process cannot be started")
             raise
-        if self._status != "loading":  # closed meanwhile
+        if self._status != "loading":  # closed in the meantime
             self._kill()
             return
         self._send(Load(self._model, self._options))
 
     async def ready(self) -> None:
-        """Waits until the model is loaded; a UserError says why it cannot be."""
+        """Waits until the model is loaded. Raises UserError if it cannot be loaded."""
         if self._status == "new":
             raise RuntimeError("start() comes first")
         await self._settled.wait()
@@ -155,42 +156,41 @@ class EngineFront:
             raise UserError(self._error or "the model was not loaded")
 
     async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
-        """Runs a job and yields its text piece by piece; the last one has a ``finish_reason``. Closing the
-        generator, or cancelling who waits for it, ends the job, wherever it is, within a step.
+        """Runs a job and yields its text in pieces; the last piece has a ``finish_reason``. Closing the
+        generator, or cancelling the task that reads it, aborts the job within a step.
 
-        RequestError: it cannot start, now, or it cannot go on; see :class:`RequestError` for its codes."""
+        Raises RequestError if the job cannot start or continue; see :class:`RequestError` for its codes."""
         id, reply = self._submit(job)
         try:
             while True:
                 piece = await reply.next()
                 yield piece
-                if piece.finish_reason not in (None, "error"):  # after an error, it comes next
+                if piece.finish_reason not in (None, "error"):  # after ``error`` the next call raises it
                     return
         finally:
             self._drop(id)
 
     def check(self) -> None:
-        """RequestError: no job can run now."""
+        """Raises RequestError if no job can run now."""
         if self._status != "ready":
             raise self._unusable()
 
     async def stats(self, *, steps: bool = False) -> ProcessStats:
-        """How the engine is, after its current step; with ``steps`` how long the steps took since this was
-        asked for last. RequestError: there is no engine."""
+        """Returns the engine's statistics after its current step; with ``steps`` also the times of the steps
+        since the last such call. Raises RequestError if there is no engine."""
         self.check()
         id = self._next_id()
-        asked: asyncio.Future[ProcessStats] = asyncio.get_running_loop().create_future()
-        self._asked[id] = asked
+        query: asyncio.Future[ProcessStats] = asyncio.get_running_loop().create_future()
+        self._queries[id] = query
         self._send(AskStats(id, steps))
         try:
-            return await asked
+            return await query
         finally:
-            self._asked.pop(id, None)
+            self._queries.pop(id, None)
 
     async def close(self, drain_s: float = 0) -> None:
-        """Ends the engine process. No new job can start from now on; those that run have ``drain_s`` seconds
-        to end, and then get a RequestError ``closed``. May be called again meanwhile, to wait for less
-        time."""
+        """Ends the engine process. New jobs are refused at once. Running jobs have ``drain_s`` seconds to
+        end, and then get a RequestError ``closed``. A second call meanwhile may shorten the wait."""
         if self._status != "failed":
             self._status = "closed"
         self._settled.set()
@@ -204,7 +204,7 @@ class EngineFront:
                 if self._info is not None:
                     self._send(Close())
                 elif (pipe := self._transport.get_pipe_transport(0)) is not None:
-                    pipe.close()  # it ends while it loads
+                    pipe.close()  # ends a process that is still loading
                 await _wait(self._exited, _EXIT_S)
         finally:
             self._kill()
@@ -212,12 +212,11 @@ class EngineFront:
 
     @property
     def pooling(self) -> Pooling:
-        """How texts become vectors. UserError: the user chose no pooling, and the file names none that is
-        supported."""
+        """How the model makes vectors of texts. Raises UserError without a chosen or supported pooling."""
         return pooling_of(self.metadata, self._pooling)
 
     def check_length(self, job: Job) -> None:
-        """RequestError ``context_length_exceeded``: the prompt leaves no room for an answer."""
+        """Raises RequestError ``context_length_exceeded`` if the prompt leaves no space for an answer."""
         context = self.info.context
         if len(job.prompt) >= context:
             raise PromptTooLongError(len(job.prompt), context)
@@ -241,7 +240,7 @@ class EngineFront:
         return id, reply
 
     def _drop(self, id: int) -> None:
-        """Forgets a stream that nobody reads any more, and aborts its job if that has not ended."""
+        """Removes a stream that is no longer read, and aborts its job if it has not ended."""
         if self._forget(id) is not None:
             self._send(Abort(id))
 
@@ -262,15 +261,16 @@ class EngineFront:
             case LoadFailed():
                 self._fail(message.message)
             case Stats():
-                asked = self._asked.get(message.id)
-                if asked is not None and not asked.done():
-                    asked.set_result(message.stats)
+                query = self._queries.get(message.id)
+                if query is not None and not query.done():
+                    query.set_result(message.stats)
             case Step():
                 failed = {failure.id for failure in message.failures}
                 for id, piece in message.pieces:
                     if id in failed:
                         piece = replace(piece, finish_reason="error")
-                    ended = piece.finish_reason not in (None, "error")  # after an error, a failure follows
+                    # an ``error`` is followed by a failure
+                    ended = piece.finish_reason not in (None, "error")
                     self._deliver(id, piece, ended)
                 for failure in message.failures:
                     self._deliver(failure.id, failure.error, True)
@@ -278,14 +278,14 @@ class EngineFront:
     def _deliver(self, id: int, item: Piece | RequestError, ended: bool) -> None:
         reply = self._replies.get(id)
         if reply is None:
-            return  # nobody reads it any more
+            return  # the caller has closed the stream
         reply.put(item)
         if ended:
             self._job_s += 0.1 * (time.monotonic() - reply.began - self._job_s)
             self._forget(id)
 
     async def _read_file(self, info: ModelInfo) -> None:
-        """Reads the model's file when the engine has loaded it, since only the engine downloads."""
+        """Reads the model's file after the engine has loaded it, since only the engine downloads."""
         try:
             file = await asyncio.to_thread(ModelFile.read, Path(info.path), self._chat_template)
         except Exception as error:
@@ -308,7 +308,7 @@ class EngineFront:
             if code is not None and code < 0:
                 how = f"was ended by signal {-code}{' (no memory was left, perhaps)' if code == -9 else ''}"
             self._fail(f"the engine process {how}")
-        self._kill()  # it has ended: this closes its pipes
+        self._kill()  # closes the pipes of the process, which has ended
 
     def _fail(self, message: str) -> None:
         if self._status in ("loading", "ready"):
@@ -322,10 +322,10 @@ class EngineFront:
             reply.put(error)
         self._replies.clear()
         self._idle.set()
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(error)
-        self._asked.clear()
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(error)
+        self._queries.clear()
 
     def _kill(self) -> None:
         if self._transport is None:
@@ -337,7 +337,7 @@ class EngineFront:
 
     def _send(self, command: Command) -> None:
         data = encode(command)
-        # Under uvloop it is of no class of asyncio's.
+        # Under uvloop this is not one of asyncio's classes.
         pipe: Any = self._transport.get_pipe_transport(0) if self._transport else None
         if pipe is not None and not pipe.is_closing():
             pipe.write(data)
@@ -352,7 +352,7 @@ class EngineFront:
         return self._file
 
     def _unusable(self) -> RequestError:
-        """Why no job can run."""
+        """Returns the error that says why no job can run."""
         if self._status == "failed":
             return RequestError(self._error or "the engine failed", "engine_failed")
         if self._status == "closed":
@@ -361,7 +361,7 @@ class EngineFront:
 
 
 class _Reply:
-    """Collects what has come for a job and was not taken yet."""
+    """Queue of a job's pieces that were not yet read."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -374,7 +374,7 @@ class _Reply:
             self._more.set_result(None)
 
     async def next(self) -> Piece:
-        """Raises a RequestError where the job ended with one."""
+        """Returns the next piece. Raises the RequestError that ended the job."""
         while not self._items:
             self._more = asyncio.get_running_loop().create_future()
             await self._more
@@ -385,8 +385,8 @@ class _Reply:
 
 
 class _Pipes(asyncio.SubprocessProtocol):
-    """The pipes from and to an engine process. ``ended`` is called once, when the process has ended and all
-    that it said has been told; ``failed`` when it says what is no message."""
+    """The pipes from and to an engine process. ``ended`` is called once, after the end of the process and of
+    its output; ``failed`` for an invalid message."""
 
     def __init__(
         self, told: Callable[[Any], None], ended: Callable[[], None], failed: Callable[[str], None]
@@ -397,9 +397,9 @@ class _Pipes(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         try:
-            for found in self._unpacker.push(data):
-                self._told(decode(*found))
-        except ValueError as error:  # the rest cannot be understood, either
+            for parts in self._unpacker.push(data):
+                self._told(decode(*parts))
+        except ValueError as error:  # later data cannot be parsed, either
             self._failed(f"what the engine process says is not understood: {error}")
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
@@ -423,5 +423,5 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """An option as it may cross to the engine process."""
+    """Converts an option to a value that a message can hold."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -1,4 +1,4 @@
-"""Runs an engine process, from its first message to its last."""
+"""The engine process, from its first message to its last."""
 
 import os
 import queue
@@ -36,17 +36,17 @@ from hotcold.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from hotcold.grammar.constraint import Grammars
 
-#: A thread that returns from native code waits at most so long for one that runs Python: commands and pieces
-#: are read and written in threads beside the one that steps. Python's own 5 ms would show in every step.
+#: Limit of the time that a thread waits for Python's global lock after native code. Other threads read
+#: commands and write pieces during steps. Python's default of 5 ms would delay every step.
 _SWITCH_S = 0.0003
-_PROGRESS_S = 0.05  # between two reports
+_PROGRESS_S = 0.05  # time between two reports
 
 EXIT_DEFECT = 70
 
 
 def serve(reading: int, writing: int) -> int:
-    """Loads the model that the first message names and runs jobs until the last; the exit code. The process
-    ends inside, where the front has gone."""
+    """Loads the model that the first message names, and runs jobs until :class:`Close`. Returns the exit code
+    if there was no model to load; otherwise it ends the process."""
     sys.setswitchinterval(_SWITCH_S)
     reader = Reader(reading)
     writer = Writer(writing, gone=_leave)
@@ -78,11 +78,11 @@ def serve(reading: int, writing: int) -> int:
         engine.model.close()
     writer.close()
     sys.stderr.flush()
-    os._exit(code)  # not through Python's end: threads wait in system calls
+    os._exit(code)  # does not wait for threads in system calls
 
 
 def encoded(message: Told, put: Callable[[Command], None]) -> bytes:
-    """A message as bytes. Where a step's cannot be written, its jobs alone end, with an error."""
+    """Encodes a message. If a step is too large, only its jobs end, with an error."""
     try:
         return encode(message)
     except PlainDataError as error:
@@ -96,18 +96,18 @@ def encoded(message: Told, put: Callable[[Command], None]) -> bytes:
 
 
 def _loaded(load: Load, tell: Callable[[Told], None]) -> Engine | None:
-    """Loads the model, and the one that guesses for it; returns None where that failed, which was told."""
+    """Loads the model, and its drafter if there is one. If that fails, reports the error and returns None."""
     last = -_PROGRESS_S
 
-    def progress(_: str, done: int, total: int) -> None:
+    def progress(_: str, nbytes: int, total: int) -> None:
         nonlocal last
         if (now := time.monotonic()) - last >= _PROGRESS_S:
             last = now
-            tell(Loading(done, total))
+            tell(Loading(nbytes, total))
 
     try:
         session = opened(load.model, load.options, progress).session()
-        return Engine(session, speculation=speculation_of(session))  # a draft model needs memory, too
+        return Engine(session, speculation=speculation_of(session))  # a draft model also needs memory
     except UserError as error:
         message = str(error)
     except MemoryError:
@@ -120,15 +120,15 @@ def _loaded(load: Load, tell: Callable[[Told], None]) -> Engine | None:
 
 
 def _listen(reader: Reader, put: Callable[[Command], None], tell: Callable[[Told], None]) -> None:
-    """Reads commands until the front has gone, and the process ends with it."""
+    """Reads commands until the front closes the pipe, then ends the process."""
     try:
-        while (found := reader.read()) is not None:
+        while (parts := reader.read()) is not None:
             try:
-                put(decode(*found))
+                put(decode(*parts))
             except PlainDataError:
                 raise
-            except ValueError as error:  # a job's values; the front does not let them pass
-                tell(Step((), (Failure(found[0][1]["id"], str(error), "invalid_request"),)))
+            except ValueError as error:  # an invalid value of a job, which the front should have refused
+                tell(Step((), (Failure(parts[0][1]["id"], str(error), "invalid_request"),)))
     except Exception as error:
         _note(f"what the front said is not understood: {type(error).__name__}: {error}")
         os._exit(EXIT_DEFECT)
@@ -136,7 +136,7 @@ def _listen(reader: Reader, put: Callable[[Command], None], tell: Callable[[Told
 
 
 def _leave() -> None:
-    """Ends the process now: nobody is there for whom anything could be done."""
+    """Ends the process at once: without its front it has no task."""
     os._exit(0)
 
 
@@ -145,14 +145,14 @@ def _note(text: str) -> None:
 
 
 class _Constraints:
-    """Makes constraints of grammars that the front has checked. The compiler is loaded with the first one."""
+    """Makes constraints of grammars that the front has checked. The first one imports the compiler."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._grammars: Grammars | None = None
 
     def __call__(self, grammar: Grammar) -> Constraint:
-        """Makes a constraint; called from one thread at a time."""
+        """Makes a constraint. Called from one thread at a time."""
         if self._grammars is None:
             from hotcold.grammar.constraint import Grammars
 

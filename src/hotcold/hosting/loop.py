@@ -1,8 +1,7 @@
-"""The loop of a thread that owns an engine: commands come in through a queue, pieces of text go out.
+"""The loop of the thread that owns an engine. Commands arrive in a queue; pieces of text are sent.
 
-Between two steps all commands that have come are obeyed, so that an abort frees its slot within a step,
-whether the request waits, reads its prompt or decodes. Without requests the thread waits for commands and
-does nothing."""
+Between two steps the thread executes all commands. An abort thus frees its slot within a step, whether the
+request waits, reads its prompt or decodes. Without requests the thread waits for commands."""
 
 import queue
 import sys
@@ -22,18 +21,18 @@ from hotcold.errors import UserError
 from hotcold.hosting.messages import Abort, AskStats, Close, Failure, Stats, Step, Submit
 from hotcold.hosting.state import ProcessStats, resident_bytes
 
-_TRIES = 3  # steps that fail one after the other, until the engine counts as broken
-_STARTING_S = 0.0005  # that starting jobs may take between two steps
-_STEP_TIMES = 8192  # that are kept
+_TRIES = 3  # consecutive failed steps before the engine counts as broken
+_STARTING_S = 0.0005  # time for starting jobs between two steps
+_STEP_TIMES = 8192  # limit of stored step times
 
 
 class EngineBroken(Exception):
-    """Every step fails: only another process can go on."""
+    """Raised if every step fails; only a new process can recover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A job whose grammar is ready, or the error; from this thread's own compiler."""
+    """A job with its grammar's constraint, or the error. The compiler thread sends it."""
 
     id: int
     request: Request
@@ -44,9 +43,8 @@ Command: TypeAlias = Submit | Abort | AskStats | Close | Compiled
 
 
 class EngineThread:
-    """Runs jobs on an engine. ``commands`` may come from any thread; ``tell`` is given what is new after each
-    step, and must return soon; ``constraint`` makes what a grammar allows, perhaps slowly: it is called in a
-    thread of its own."""
+    """Runs jobs on an engine. Any thread may put ``commands``. ``tell`` sends the results of each step, and
+    must return soon. ``constraint`` compiles a grammar; it may be slow, so it runs in its own thread."""
 
     def __init__(
         self,
@@ -57,7 +55,7 @@ class EngineThread:
     ) -> None:
         self._engine, self._commands = engine, commands
         self._tell, self._constraint = tell, constraint
-        self._arrived: dict[int, Job] = {}  # in order; not looked at yet
+        self._arrived: dict[int, Job] = {}  # in the order of arrival, before any check
         self._running: dict[int, Continuation] = {}
         self._ids: dict[Request, int] = {}
         self._compiling: dict[int, Future[None]] = {}
@@ -65,13 +63,13 @@ class EngineThread:
         self._open = True
         self._failed_steps = 0
         self._step_s: deque[float] = deque(maxlen=_STEP_TIMES)
-        self._began: float | None = None  # the step before, if requests ran since
+        self._began: float | None = None  # start of the last step, if requests ran since
 
     def run(self) -> None:
-        """Runs until :class:`Close` comes; then aborts whatever runs. EngineBroken: no step succeeds."""
+        """Runs until :class:`Close`, then aborts all jobs. Raises EngineBroken if no step succeeds."""
         try:
             while self._open:
-                self._obey_all()
+                self._execute_commands()
                 self._start_arrived()
                 if self._running and self._open:
                     self._step()
@@ -81,8 +79,8 @@ class EngineThread:
             if self._compilers is not None:
                 self._compilers.shutdown(wait=False, cancel_futures=True)
 
-    def _obey_all(self) -> None:
-        """Obeys all commands that have come; without requests, waits for the next."""
+    def _execute_commands(self) -> None:
+        """Executes all queued commands; without requests, waits for the next one."""
         wait = not self._running and not self._arrived
         if wait:
             self._began = None
@@ -103,8 +101,8 @@ class EngineThread:
                     return
 
     def _start_arrived(self) -> None:
-        """Starts one job, and more while that takes no time to speak of: when many come at once, those that
-        run go on in between."""
+        """Starts one job, and further ones for a short time: a burst of jobs does not delay the running
+        ones."""
         until = time.perf_counter() + _STARTING_S
         while self._arrived and self._open:
             id = next(iter(self._arrived))
@@ -123,14 +121,14 @@ class EngineThread:
             self._fail([(id, error)])
 
     def _start(self, id: int, request: Request) -> None:
-        self._engine.check(request)  # before its text is looked at
+        self._engine.check(request)  # before its text is processed
         continuation = Continuation(self._engine, request)
         self._engine.add(request)
         self._running[id] = continuation
         self._ids[request] = id
 
     def _compile(self, id: int, request: Request, grammar: Grammar) -> None:
-        """The request is queued when its grammar is ready: steps of others go on meanwhile."""
+        """Compiles a request's grammar in another thread, then queues the request. Other requests run."""
         make = self._constraint
         if make is None:
             raise RequestError("grammars need the package llguidance: install it")
@@ -138,25 +136,25 @@ class EngineThread:
             self._compilers = ThreadPoolExecutor(1, "hotcold-grammar")
 
         def compiled() -> None:
-            found: Constraint | Exception
+            result: Constraint | Exception
             try:
-                found = make(grammar)
+                result = make(grammar)
             except Exception as error:
-                found = error
-            self._commands.put(Compiled(id, request, found))
+                result = error
+            self._commands.put(Compiled(id, request, result))
 
         self._compiling[id] = self._compilers.submit(compiled)
 
-    def _start_compiled(self, found: Compiled) -> None:
-        if self._compiling.pop(found.id, None) is None:
-            return  # aborted meanwhile
+    def _start_compiled(self, job: Compiled) -> None:
+        if self._compiling.pop(job.id, None) is None:
+            return  # aborted in the meantime
         try:
-            if isinstance(found.constraint, Exception):
-                raise found.constraint
-            found.request.constraint = found.constraint
-            self._start(found.id, found.request)
+            if isinstance(job.constraint, Exception):
+                raise job.constraint
+            job.request.constraint = job.constraint
+            self._start(job.id, job.request)
         except Exception as error:
-            self._fail([(found.id, error)])
+            self._fail([(job.id, error)])
 
     def _abort(self, id: int) -> None:
         self._arrived.pop(id, None)
@@ -200,7 +198,7 @@ class EngineThread:
             self._tell(Step(tuple(pieces), tuple(_failure(*each) for each in failed)))
 
     def _take(self, id: int, request: Request) -> tuple[Piece | None, Exception | None]:
-        """Returns a request's new piece, and its error if it has ended with one."""
+        """Returns a request's new piece, and its error if it ended with one."""
         try:
             return self._running[id].take(), request.error
         except Exception as defect:
@@ -208,7 +206,7 @@ class EngineThread:
             return None, defect
 
     def _step_failed(self, error: Exception) -> None:
-        """Tells of the requests that the engine ended, since they ran in the step; those that wait go on."""
+        """Reports the requests of a failed step, which the engine has ended. Waiting requests continue."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         print(
             f"hotcold: a step failed: {type(error).__name__}: {error} ({where.filename}:{where.lineno})",

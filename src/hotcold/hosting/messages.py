@@ -1,4 +1,4 @@
-"""Defines the messages between an engine process and its front; nothing else crosses."""
+"""The messages between an engine process and its front."""
 
 from array import array
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ from hotcold.processes.plain_data import Plain, PlainDataError, from_plain, pack
 class Load:
     """The first message: the model to load."""
 
-    model: str | None  #: None is the built-in one
-    options: Mapping[str, Any] = field(default_factory=dict)  #: of LoadOptions; texts and numbers
+    model: str | None  #: None: the built-in model
+    options: Mapping[str, Any] = field(default_factory=dict)  #: options of LoadOptions as texts and numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    id: int  #: chosen by the front, each once
-    job: Job  #: its prompt travels as 32-bit integers
+    id: int  #: unique number that the front assigns
+    job: Job  #: the ids of its prompt are sent as 32-bit integers
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Ends a job; harmless where it has ended."""
+    """Ends a job; no effect if it has ended."""
 
     id: int
 
@@ -35,12 +35,12 @@ class Abort:
 @dataclass(frozen=True, slots=True)
 class AskStats:
     id: int
-    steps: bool = False  #: with the times of steps
+    steps: bool = False  #: whether to send the times of steps
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The process ends, whatever runs."""
+    """Ends the process and all its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of a step: pieces by job, then jobs that failed."""
+    """The result of a step: pieces by job, then failed jobs."""
 
     pieces: tuple[tuple[int, Piece], ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    id: int  #: of the question
+    id: int  #: id of the question
     stats: ProcessStats
 
 
@@ -97,7 +97,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def encode(message: Command | Told) -> bytes:
-    """PlainDataError: it is longer than a message may be."""
+    """Encodes a message. Raises PlainDataError if it is too long."""
     ids = message.job.prompt if isinstance(message, Submit) else ()
     if isinstance(message, Submit):
         message = replace(message, job=replace(message.job, prompt=()))
@@ -106,7 +106,7 @@ def encode(message: Command | Told) -> bytes:
 
 
 def decode(plain: Plain, ids: "array[int]") -> Any:
-    """A message. PlainDataError: it is none; a UserError where a job's values are not allowed."""
+    """Decodes a message. Raises PlainDataError if it is invalid, UserError for an invalid value of a job."""
     if not isinstance(plain, list) or len(plain) != 2 or plain[0] not in [*_KINDS]:
         raise PlainDataError(f"{plain!r:.40} is no message")
     message = from_plain(_KINDS[plain[0]], plain[1])

@@ -1,4 +1,4 @@
-"""Reads a model file for the front of an engine process: everything but its tensors."""
+"""Reads a model file for the front of an engine process: everything except its tensors."""
 
 import math
 import os
@@ -24,16 +24,16 @@ class ModelFile:
     fingerprint: str
     params: int
     size_bytes: int
-    created: int  #: when it was changed last, in seconds since 1970
+    created: int  #: time of the last change, in seconds since 1970
 
     @property
     def sampling(self) -> SamplingParams:
-        """The sampling that the file recommends."""
+        """The sampling parameters that the file recommends."""
         return sampling_of_file(self.metadata)[0]
 
     @classmethod
     def read(cls, path: Path, chat_template: str | None = None) -> Self:
-        """Reads a file, with ``chat_template`` in the place of its own. UserError: it is no model file, or
+        """Reads a file; ``chat_template`` replaces its own. Raises UserError if it is not a model file, or if
         its vocabulary is not supported."""
         with open_gguf(path) as file:
             return cls(
@@ -46,7 +46,7 @@ class ModelFile:
             )
 
     def complete(self, info: ModelInfo) -> ModelInfo:
-        """Returns what an engine process said of its model, completed from the file."""
+        """Completes an engine process's facts about its model from the file."""
         title, template = self.metadata.get(_TITLE), self.metadata.get(TEMPLATE)
         return replace(
             info,

@@ -1,4 +1,4 @@
-"""The state that an engine process reports: the model that it runs, and how it is."""
+"""The state that an engine process reports: its model and its statistics."""
 
 import os
 import sys
@@ -14,42 +14,42 @@ from hotcold.windows import kernel32
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model that is loaded, and how it runs."""
+    """A loaded model and its settings."""
 
-    name: str  #: of the file, without its ending
+    name: str  #: name of the file, without its extension
     path: str
     fingerprint: str  #: of the weights, 16 hexadecimal digits
-    context: int  #: the most positions of one request, prompt and answer together
+    context: int  #: limit of a request's positions, prompt and answer together
     vocab: int
     family: str  #: ``llama``, ``opt`` ...
-    sparsity: str  #: the mode in force: ``exact``, ``predicted`` or ``off``
-    notes: tuple[str, ...]  #: for people, a line each: what ``auto`` chose, and what runs a slower way
-    slots: int  #: the most requests that run at the same time
-    chunk: int  #: the most prompt tokens of a step
+    sparsity: str  #: the mode in use: ``exact``, ``predicted`` or ``off``
+    notes: tuple[str, ...]  #: lines for users: the choice of ``auto``, and slow alternatives in use
+    slots: int  #: limit of requests that run at the same time
+    chunk: int  #: limit of prompt tokens in a step
     cache_type: str
-    cache_positions: int  #: of the KV cache, which the slots share
+    cache_positions: int  #: positions of the KV cache, which the slots share
     threads: int | None
     layers: int
     neurons: tuple[int, ...]  #: of each layer
-    gpu: str | None = None  #: the name of the one in use, if any
-    hot_share: float | None = None  #: of the neurons, that GPUs have
-    picture: Picture | None = None  #: what somebody who watches neurons has to know
-    # These are read from the file by the front.
+    gpu: str | None = None  #: name of the GPU in use
+    hot_share: float | None = None  #: share of the neurons that are on GPUs
+    picture: Picture | None = None  #: facts for a client that shows active neurons
+    # The front reads the next fields from the file.
     created: int = 0  #: when the file was changed last, in seconds since 1970
     params: int = 0
-    size_bytes: int = 0  #: of the file
-    title: str | None = None  #: the name that the file gives itself
-    template: str | None = None  #: the chat template that it has
-    details: tuple[str, ...] = ()  #: the last of ``notes``: how a model without predictors is computed
+    size_bytes: int = 0  #: size of the file
+    title: str | None = None  #: the model's name in the file
+    template: str | None = None  #: the chat template in the file
+    details: tuple[str, ...] = ()  #: the last of ``notes``: how the mode computes a model without predictors
 
 
 @dataclass(frozen=True)
 class ProcessStats(EngineStats):
-    """Statistics of the engine, and of the process that it has to itself."""
+    """Statistics of the engine and of its process."""
 
     rss_bytes: int = 0  #: memory of the process, weights included
-    #: seconds from the beginning of each step to the next one's, where requests ran in between; those since
-    #: step times were asked for last, the latest some thousand
+    #: times from the start of each step to the start of the next, if requests ran in between. Only the newest
+    #: some thousand since the last query of step times are stored.
     step_s: tuple[float, ...] = ()
 
 
@@ -79,7 +79,7 @@ def model_info(engine: Engine) -> ModelInfo:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
+    """Returns this process's memory; 0 if the system does not report it."""
     try:
         if sys.platform == "win32":
             return int(memory_counters(kernel32()).resident)

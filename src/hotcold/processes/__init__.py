@@ -1,1 +1,1 @@
-"""Runs child processes that may be killed, and passes plain data to and from them."""
+"""Child processes that can be killed, and plain data to and from them."""

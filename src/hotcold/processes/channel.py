@@ -1,5 +1,4 @@
-"""Messages over two pipes, read and written by threads: the engine process's end of the channel to its
-front."""
+"""Messages over two pipes, which threads read and write: the engine process's end of the channel."""
 
 import os
 import queue
@@ -12,16 +11,16 @@ from typing import TypeAlias
 
 from hotcold.processes.plain_data import HEADER, Plain, lengths, unpack
 
-#: Makes the bytes of a message. The writer calls it in its own thread.
+#: Returns the bytes of a message. The writer calls it in its own thread.
 Message: TypeAlias = Callable[[], bytes]
 
-_MOST_WAITING = 4096  # messages in the queue; each step makes one
+_MOST_WAITING = 4096  # limit of queued messages; each step makes one
 _PATIENCE_S = 120.0
 
 
 def own_pipes() -> tuple[int, int]:
-    """Takes standard input and output away from the rest of this process, whose prints go to standard error.
-    Returns the two descriptors."""
+    """Reserves standard input and output for messages; prints go to standard error. Returns both
+    descriptors."""
     reading, writing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -38,8 +37,8 @@ class Reader:
         self._file = os.fdopen(descriptor, "rb", buffering=1 << 16)
 
     def read(self) -> tuple[Plain, "array[int]"] | None:
-        """Waits for the next message; None if the other side has closed, even within a message.
-        PlainDataError: it is not a message."""
+        """Waits for the next message. Returns None if the other side has closed, even within a message.
+        Raises PlainDataError for invalid data."""
         header = self._file.read(HEADER.size)
         if len(header) < HEADER.size:
             return None
@@ -51,21 +50,21 @@ class Reader:
         return unpack(view[:n_text], view[n_text:])
 
     def close(self) -> None:
-        """Closes the pipe; no thread may be reading."""
+        """Closes the pipe. No thread may be reading."""
         self._file.close()
 
 
 class Writer:
-    """Writes messages in a thread of its own, in the order of :meth:`write`.
+    """Writes messages in its own thread, in the order of :meth:`write`.
 
     ``gone`` is called once, in that thread, when the other side has closed or has read nothing for
-    ``patience_s``; messages are dropped from then on."""
+    ``patience_s``. Later messages are dropped."""
 
     def __init__(self, descriptor: int, gone: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
         self._descriptor, self._gone, self._patience_s = descriptor, gone, patience_s
         self._waiting: queue.Queue[Message | None] = queue.Queue(_MOST_WAITING)
         self._ready: select.poll | None = None
-        if hasattr(select, "poll"):  # elsewhere it waits as long as the system allows
+        if hasattr(select, "poll"):  # other systems wait without this limit
             os.set_blocking(descriptor, False)
             self._ready = select.poll()
             self._ready.register(descriptor, select.POLLOUT)
@@ -91,14 +90,13 @@ class Writer:
             except OSError:
                 open = False
                 self._gone()
-            except Exception as error:  # a message that cannot be written; somebody waits for it
+            except Exception as error:  # the front waits for this message, which cannot be encoded
                 print(f"hotcold: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 open = False
                 self._gone()
 
     def _write(self, data: bytes) -> None:
-        """Writes all of it. OSError: the other side has closed; TimeoutError, an OSError: it does not
-        read."""
+        """Writes all data. Raises OSError if the other side has closed, TimeoutError if it does not read."""
         view = memoryview(data)
         while view:
             if self._ready is not None and not self._ready.poll(self._patience_s * 1000):

@@ -1,4 +1,4 @@
-"""Environment variables of child processes. A child gets a secret only if it needs it."""
+"""Environment variables of child processes. Only a child that needs a secret gets it."""
 
 import os
 import sys
@@ -13,14 +13,13 @@ _ALLOWED = frozenset(
         *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR"),  # Windows
     )
 )
-_ALLOWED_PREFIXES = ("LC_", "_PYI_")  # of locales, and of PyInstaller for children of a packed program
+_ALLOWED_PREFIXES = ("LC_", "_PYI_")  # for locales, and for PyInstaller's child processes
 #: The server's key. The engine process takes no requests from clients.
 _KEY = "HOTCOLD_API_KEY"
 
 
 def minimal_environment() -> dict[str, str]:
-    """The environment of a process that runs code or data from strangers: only variables that an interpreter
-    needs."""
+    """Returns the environment of a process for untrusted code or data: only an interpreter's variables."""
     named = {
         name: value
         for name, value in os.environ.items()
@@ -30,11 +29,11 @@ def minimal_environment() -> dict[str, str]:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of an engine process: this process's own without the server's key. GPU drivers read any
-    number of variables, and the engine downloads models, for which it needs ``HF_TOKEN`` and proxies."""
+    """Returns the environment of an engine process: all variables except the server's key. GPU drivers read
+    any variables, and the engine downloads models with ``HF_TOKEN`` and proxies."""
     return {**{name: value for name, value in os.environ.items() if name != _KEY}, **_import_path()}
 
 
 def _import_path() -> dict[str, str]:
-    """The variable that lets another interpreter import the same modules."""
+    """Returns the variable that lets another interpreter import the same modules."""
     return {"PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}

@@ -1,8 +1,8 @@
-"""Runs questions that strangers wrote in a process that can be killed: one line of JSON in, one line out.
+"""Answers untrusted requests in a process that can be killed: one line of JSON in, one line out.
 
-Code that may take for ever, or any amount of memory, runs there: chat templates and grammars. The module that
-answers has a function ``answer(request: dict) -> dict``. Its imports are loaded before the first question,
-and the bounds of a question do not count them."""
+Chat templates and grammars may take any time and any memory, so they run there. The module that answers has a
+function ``answer(request: dict) -> dict``. Its imports are loaded before the first request, and do not count
+towards the bounds of a request."""
 
 import contextlib
 import importlib
@@ -18,23 +18,22 @@ from hotcold.errors import UserError
 from hotcold.processes.environment import minimal_environment
 from hotcold.values import shown
 
-_START_S = 120.0  # seconds by the clock for an interpreter and its imports, on a busy machine
-_CLOCK = 10.0  # a question may take so many times its processor time by the clock: others compute, too
+_START_S = 120.0  # limit for starting an interpreter and its imports, on a busy machine
+_CLOCK = 10.0  # clock time allowed per processor time, since other processes compute, too
 _REQUEST_BYTES = 1 << 26  # limit of one line of input
 
 
 class ProcessDied(UserError):
-    """Raised if the process ended, or was killed, before it answered. The next question starts another
-    one."""
+    """Raised if the process ended, or was killed, before it answered. The next request starts another."""
 
 
 class ProcessLost(ProcessDied):
-    """Raised if the question is not to blame: the process did not start, was closed, or was killed from
+    """Raised without a fault of the request: no process could start, or it was closed or killed from
     outside."""
 
 
 class ProcessTimeout(ProcessDied, TimeoutError):
-    """Raised if the question took too long; by the clock alone, if the machine is too busy."""
+    """Raised if the request took too long; by clock time alone, if the machine is busy."""
 
     def __init__(self, message: str, *, by_clock: bool = False) -> None:
         super().__init__(message)
@@ -42,12 +41,12 @@ class ProcessTimeout(ProcessDied, TimeoutError):
 
 
 class GuardedProcess:
-    """Asks ``module``'s function ``answer`` in a process of its own. It starts with the first question and is
-    replaced after it was killed. Several threads may use it: questions wait for each other.
+    """Calls ``module``'s function ``answer`` in its own process. The first request starts the process; a
+    killed process is replaced. Several threads may use it: requests wait for each other.
 
-    A question may use ``seconds`` of processor time (ten times as long by the clock), ``memory_bytes`` beyond
-    what the process had after its imports, and ``output_bytes`` of JSON for its answer. The process ends when
-    this one does, at the latest when a question's time is over."""
+    Bounds of a request: ``seconds`` of processor time (ten times as much clock time), ``memory_bytes`` beyond
+    the memory after the imports, ``output_bytes`` of JSON in the answer. The process ends with this one, at
+    the latest when a request's time is over."""
 
     def __init__(self, module: str, *, seconds: float, memory_bytes: int, output_bytes: int) -> None:
         self._module = module
@@ -57,7 +56,7 @@ class GuardedProcess:
         self._lock = threading.Lock()
         self._closed = False
         self._child: _Child | None = None
-        self._end: weakref.finalize[..., Any] | None = None  # of the process, also when nobody closes this
+        self._end: weakref.finalize[..., Any] | None = None  # ends the process, even without close()
 
     @property
     def pid(self) -> int | None:
@@ -66,9 +65,9 @@ class GuardedProcess:
         return None if child is None else child.process.pid
 
     def ask(self, request: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """The module's answer, within ``seconds`` if given. ``UserError``: the module raised one;
-        ``ProcessTimeout``: too slow; ``ProcessLost``: there was no process; ``ProcessDied``: too much memory
-        or output, or a failure."""
+        """Returns the module's answer, within ``seconds`` if given. Raises UserError if the module raised
+        one, and ProcessTimeout after the time limit. Raises ProcessLost without a process, and ProcessDied
+        after a failure or for too much memory or output."""
         seconds = self._seconds if seconds is None else seconds
         line = b"%r %b\n" % (seconds, _to_json(request))
         if len(line) > _REQUEST_BYTES:
@@ -89,7 +88,7 @@ class GuardedProcess:
                 if self._closed:
                     raise ProcessLost("the process is closed") from None
                 raise
-            except BaseException:  # Ctrl-C: an unread answer is still to come
+            except BaseException:  # Ctrl-C: the unread answer would be taken for the next one
                 self._give_up()
                 raise
             if "failed" in answer:
@@ -101,11 +100,11 @@ class GuardedProcess:
         return result
 
     def close(self) -> None:
-        """Ends the process; a question under way ends with ``ProcessDied``. May be called again."""
+        """Ends the process; a running request raises ``ProcessDied``. May be called again."""
         self._closed = True
         child = self._child
         if child is not None:
-            child.process.kill()  # a thread that waits for its answer sees the end of the pipe
+            child.process.kill()  # a thread that waits for its answer reads the end of the pipe
         with self._lock:
             self._give_up()
 
@@ -138,8 +137,8 @@ class _Child:
             [sys.executable, "-P", "-c", code, module, str(memory_bytes), str(output_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a traceback may quote what was asked
-            # Arenas of malloc take address space, and address space is bounded.
+            stderr=subprocess.DEVNULL,  # a traceback may quote the request
+            # Arenas of malloc use address space, which is bounded.
             env={**minimal_environment(), "MALLOC_ARENA_MAX": "2"},
             **apart(),
         )
@@ -147,9 +146,9 @@ class _Child:
         self._in: IO[bytes] = self.process.stdin
         self._out: IO[bytes] = self.process.stdout
 
-    def exchange(self, line: bytes, seconds: float, most: int) -> bytes:
-        """Sends a line and waits for the answer, of at most ``most`` bytes. Without a line, waits for the
-        first one, which a started process sends: its memory is not bounded before."""
+    def exchange(self, line: bytes, seconds: float, limit: int) -> bytes:
+        """Sends a line and returns the answer, of at most ``limit`` bytes. Without a line, returns the first
+        answer of a new process, whose memory is not bounded before."""
         late = threading.Event()
 
         def stop() -> None:
@@ -163,24 +162,24 @@ class _Child:
             if line:
                 self._in.write(line)
                 self._in.flush()
-            answer = self._out.readline(most + 1)
+            answer = self._out.readline(limit + 1)
         except (BrokenPipeError, ConnectionResetError):
             answer = b""
         finally:
             timer.cancel()
-            timer.join()  # a late timer must fire before this call ends, not during the next
+            timer.join()  # a late timer must act before this call ends, not during the next
         if answer.endswith(b"\n") and not late.is_set():
             return answer
-        if len(answer) > most:
-            raise ProcessDied(f"it answered more than {most} bytes")
+        if len(answer) > limit:
+            raise ProcessDied(f"it answered more than {limit} bytes")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)  # it closed its pipe: its exit code is worth a moment
+            self.process.wait(5)  # the process closed its pipe and may end with an exit code
         self.process.kill()
         code = self.process.wait()
         if late.is_set() or code in _TIME_SIGNALS:
             raise ProcessTimeout("too slow", by_clock=late.is_set() or code != _TIME_SIGNALS[0])
         seen = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if code == _KILLED:  # by no bound of ours
+        if code == _KILLED:  # killed by another process
             raise ProcessLost(f"it ended ({seen})")
         needed = f": it may have needed more than {_mebibytes(self._memory_bytes)}" if line else ""
         raise ProcessDied(f"it ended ({seen}){needed}")
@@ -188,19 +187,19 @@ class _Child:
     def end(self) -> None:
         self.process.kill()
         for pipe in (self._in, self._out):
-            with contextlib.suppress(OSError):  # written, but not read
+            with contextlib.suppress(OSError):  # the line was written, but not read
                 pipe.close()
         self.process.wait()
 
 
 def _to_json(value: object) -> bytes:
-    """JSON on one line, read by ``json.loads``. Text is written as it is: escapes of a long one would take
-    several times as long, in which no other thread could run."""
+    """Returns JSON on one line. Text is not escaped: escaping a long text takes several times as long, and no
+    other thread runs meanwhile."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def apart(platform: str = sys.platform) -> dict[str, Any]:
-    """Options of ``Popen`` that keep the terminal's Ctrl-C away from a process."""
+    """Returns options of ``Popen`` that protect a process from the terminal's Ctrl-C."""
     if platform == "win32":
         return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP, which other systems' modules lack
     return {"start_new_session": True}
@@ -216,7 +215,7 @@ if sys.platform == "win32":
     from hotcold.processes.windows import OVER_TIME, Bounds
     from hotcold.windows import kernel32
 
-    _TIME_SIGNALS: tuple[int, ...] = (OVER_TIME,)  # an exit code here
+    _TIME_SIGNALS: tuple[int, ...] = (OVER_TIME,)  # an exit code on this system
     _KILLED: int | None = None
 
     @functools.cache
@@ -233,12 +232,12 @@ else:
     import resource
     import signal
 
-    _TIME_SIGNALS = (-signal.SIGPROF, -signal.SIGALRM)  # of processor time, and of the clock
+    _TIME_SIGNALS = (-signal.SIGPROF, -signal.SIGALRM)  # for processor time and clock time
     _KILLED = -signal.SIGKILL
 
     def _bound_memory(more: int) -> None:
-        """Limits the process to ``more`` bytes of address space beyond the present, where the system states
-        it (Linux), and lets it leave no file if it crashes."""
+        """Limits the process to ``more`` bytes of address space beyond the present, if the system reports it
+        (Linux). Disables core files."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             with open("/proc/self/statm", encoding="ascii") as file:
@@ -248,8 +247,8 @@ else:
         resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))
 
     def _bound_time(seconds: float) -> None:
-        """Ends the process after this much processor time, and after ten times as much by the clock; 0 lifts
-        the bounds. The system does it, whatever code is running."""
+        """Lets the system end the process after this much processor time, and after ten times as much clock
+        time; 0 removes the limits."""
         if not seconds:  # the parent may have blocked or ignored these signals
             for one in (signal.SIGPROF, signal.SIGALRM):
                 signal.signal(one, signal.SIG_DFL)
@@ -259,11 +258,11 @@ else:
 
 
 def serve() -> None:
-    """The child process: answers until its input ends."""
+    """Runs the child process: answers until its input ends."""
     name, memory_bytes, output_bytes = sys.argv[1:]
     _bound_time(0)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # other output must not look like an answer
+    os.dup2(2, 1)  # other output must not be taken for an answer
     module = importlib.import_module(name)
     _bound_memory(int(memory_bytes))
     answers.write(b"{}\n")

@@ -1,11 +1,10 @@
 """Dataclasses as values that JSON has, and back; and messages of them between processes.
 
-Which values a field holds is read from its type, so both sides must be of one version: they are one program.
-Fields that hold their default are left out. Numbers that JSON lacks travel as text: ``inf``, ``-inf``,
-``nan``.
+A field's type determines its values, so both sides must have the same version: they are one program. Fields
+with their default value are left out. Numbers that JSON lacks are sent as text: ``inf``, ``-inf``, ``nan``.
 
 A message is two lengths (unsigned, 4 bytes, little-endian), JSON in UTF-8, and then token ids as 32-bit
-integers: as text, those of a long prompt would take milliseconds in which no other thread could run."""
+integers. A long prompt's ids as text would take milliseconds in which no other thread could run."""
 
 import base64
 import json
@@ -24,7 +23,7 @@ T = TypeVar("T")
 Plain: TypeAlias = Any
 Convert: TypeAlias = Callable[[Any], Any]
 
-MOST_BYTES = 256 << 20  #: of a message
+MOST_BYTES = 256 << 20  #: limit of a message
 HEADER = struct.Struct("<II")
 ID_BYTES = 4
 
@@ -32,27 +31,26 @@ _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 class PlainDataError(ValueError):
-    """Values that are not of the type they should have, or a message that is too long: a defect of ours."""
+    """Raised for values of a wrong type, or for a message that is too long. It is a defect of Hotcold."""
 
 
 def to_plain(value: object) -> Plain:
-    """A dataclass as a JSON object."""
+    """Converts a dataclass to a JSON object."""
     kind: Any = type(value)
     return _converters(kind)[0](value)
 
 
 def from_plain(kind: type[T], plain: Plain) -> T:
-    """Turns plain data back into the object that :func:`to_plain` was given. PlainDataError: the data
-    describe no such object; errors of the class itself are raised as they are."""
+    """Converts the result of :func:`to_plain` back to an object. Raises PlainDataError if the data describes
+    no such object; errors of the class itself are not changed."""
     any_kind: Any = kind
-    found: T = _converters(any_kind)[1](plain)
-    return found
+    value: T = _converters(any_kind)[1](plain)
+    return value
 
 
 def pack(plain: Plain, ids: Sequence[int] = (), *, long: bool = False) -> bytes:
-    """A message. A ``long`` one is written slowly, so that other threads may run meanwhile: else the encoder
-    lets none run before it is done. PlainDataError: more than :data:`MOST_BYTES`, or ids that are not of 32
-    bits."""
+    """Returns a message. A ``long`` one is encoded in a slower way that lets other threads run meanwhile.
+    Raises PlainDataError above :data:`MOST_BYTES`, or for ids of more than 32 bits."""
     try:
         text = ("".join(_JSON.iterencode(plain)) if long else _JSON.encode(plain)).encode()
     except ValueError as error:
@@ -67,7 +65,7 @@ def pack(plain: Plain, ids: Sequence[int] = (), *, long: bool = False) -> bytes:
 
 
 def lengths(header: bytes) -> tuple[int, int]:
-    """Bytes of JSON and of ids that follow a header. PlainDataError: too many, or no whole number of ids."""
+    """Returns the bytes of JSON and of ids after a header. Raises PlainDataError for invalid lengths."""
     text, ids = HEADER.unpack(header)
     if HEADER.size + text + ids > MOST_BYTES or ids % ID_BYTES:
         raise PlainDataError(f"a message of {text} and {ids} bytes: at most {MOST_BYTES} are allowed")
@@ -75,7 +73,7 @@ def lengths(header: bytes) -> tuple[int, int]:
 
 
 def unpack(text: bytes | memoryview, ids: bytes | memoryview) -> tuple[Plain, "array[int]"]:
-    """Returns the values that :func:`pack` was given, from the two parts behind the header."""
+    """Returns the arguments of :func:`pack`, from the two parts after the header."""
     numbers = array("i")
     numbers.frombytes(ids)
     try:
@@ -85,13 +83,14 @@ def unpack(text: bytes | memoryview, ids: bytes | memoryview) -> tuple[Plain, "a
 
 
 class Unpacker:
-    """Messages from bytes that come in pieces of any size."""
+    """Divides a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def push(self, data: bytes) -> Iterator[tuple[Plain, "array[int]"]]:
-        """Yields what is complete now; errors are those of :func:`unpack` and :func:`lengths`."""
+        """Yields the messages that are now complete. Errors are those of :func:`unpack` and
+        :func:`lengths`."""
         self._bytes += data
         while len(self._bytes) >= HEADER.size:
             n_text, n_ids = lengths(bytes(self._bytes[: HEADER.size]))
@@ -116,7 +115,7 @@ def _little(numbers: "array[int]") -> "array[int]":
 
 @cache
 def _converters(kind: Any) -> tuple[Convert, Convert]:
-    """Returns two functions: from a value of this type to what JSON has, and back."""
+    """Returns two functions: from a value of this type to JSON's values, and back."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return _same, _same
@@ -183,10 +182,10 @@ def _bytes_from(plain: Plain) -> bytes:
 
 
 def _optional(arguments: tuple[Any, ...]) -> tuple[Convert, Convert]:
-    rest = [each for each in arguments if each is not type(None)]
-    if len(rest) != 1 or len(rest) == len(arguments):
+    kinds = [each for each in arguments if each is not type(None)]
+    if len(kinds) != 1 or len(kinds) == len(arguments):
         raise TypeError(f"{arguments} has no plain form: only X | None has")
-    to, back = _converters(rest[0])
+    to, back = _converters(kinds[0])
     return (
         lambda value: None if value is None else to(value),
         lambda plain: None if plain is None else back(plain),
@@ -205,7 +204,7 @@ def _list(make: Callable[[Any], Any], entry: tuple[Convert, Convert]) -> tuple[C
 
 
 def _row(make: Callable[[Any], Any], entries: Sequence[tuple[Convert, Convert]]) -> tuple[Convert, Convert]:
-    """A list of which every entry has a type of its own."""
+    """Converts a sequence in which each entry has its own type."""
 
     def to_row(value: Sequence[Any]) -> Plain:
         return [to(each) for (to, _), each in zip(entries, value, strict=True)]
@@ -224,36 +223,36 @@ def _named_tuple(kind: Any) -> tuple[Convert, Convert]:
 
 
 def _mapping(key: tuple[Convert, Convert], entry: tuple[Convert, Convert]) -> tuple[Convert, Convert]:
-    """A list of pairs, as the keys of JSON's objects are texts only."""
+    """Converts a mapping to a list of pairs, since keys of JSON objects can only be texts."""
     to, back = _list(dict, _row(tuple, [key, entry]))
     return (lambda value: to(value.items())), back
 
 
 def _dataclass(kind: Any) -> tuple[Convert, Convert]:
     hints = get_type_hints(kind)
-    own = [each for each in fields(kind) if each.init]
-    to = [(each.name, _default(each), _converters(hints[each.name])[0]) for each in own]
-    back = {each.name: _converters(hints[each.name])[1] for each in own}
+    init_fields = [each for each in fields(kind) if each.init]
+    to = [(each.name, _default(each), _converters(hints[each.name])[0]) for each in init_fields]
+    back = {each.name: _converters(hints[each.name])[1] for each in init_fields}
 
     def to_object(value: Any) -> Plain:
-        found = {}
+        plain = {}
         for name, default, convert in to:
             field = getattr(value, name)
             if default is MISSING or type(field) is not type(default) or field != default:
-                found[name] = convert(field)
-        return found
+                plain[name] = convert(field)
+        return plain
 
     def from_object(plain: Plain) -> Any:
         if not isinstance(plain, dict) or not plain.keys() <= back.keys():
             raise PlainDataError(f"{plain!r:.40} is no {kind.__name__}")
         try:
             return kind(**{name: back[name](each) for name, each in plain.items()})
-        except TypeError as error:  # fields are missing
+        except TypeError as error:  # for missing fields
             raise PlainDataError(f"{kind.__name__}: {error}") from None
 
     return to_object, from_object
 
 
 def _default(field: Any) -> Any:
-    """MISSING also where it is made anew each time: it is written then."""
+    """Returns a field's default; MISSING also for a default that a factory makes, which is always written."""
     return field.default

@@ -1,7 +1,7 @@
-"""Bounds a process by a job object, and tells its memory, as Windows does it.
+"""Bounds of a process by a job object, and its memory, on Windows.
 
-Functions take the library that is called, ``kernel32``; tests hand in stand-ins. Numbers have the sizes of
-Windows' 64-bit types on every system."""
+Functions take the library ``kernel32``; tests pass substitutes. Numbers have the sizes of Windows' 64-bit
+types on every system."""
 
 import contextlib
 import ctypes
@@ -9,11 +9,11 @@ import os
 import threading
 from typing import Any
 
-OVER_TIME = 1816  #: exit code of a process that its job ended because its time was over
+OVER_TIME = 1816  #: exit code of a process after the end of its time
 
 _PROCESS_TIME, _PROCESS_MEMORY, _DIE_SILENTLY = 0x2, 0x100, 0x400
-_EXTENDED_LIMITS = 9  # the kind of information of a job
-_TICKS = 10_000_000  # of a second
+_EXTENDED_LIMITS = 9  # the class of a job's information
+_TICKS = 10_000_000  # in a second
 
 
 class _BasicLimits(ctypes.Structure):
@@ -57,38 +57,39 @@ class MemoryCounters(ctypes.Structure):
 
 
 def memory_counters(library: Any) -> MemoryCounters:
-    """The memory of this process. OSError: the system does not say."""
-    found = MemoryCounters(size=ctypes.sizeof(MemoryCounters))
-    if not library.K32GetProcessMemoryInfo(library.GetCurrentProcess(), ctypes.byref(found), found.size):
+    """Returns the memory of this process. Raises OSError if the system does not report it."""
+    counters = MemoryCounters(size=ctypes.sizeof(MemoryCounters))
+    if not library.K32GetProcessMemoryInfo(
+        library.GetCurrentProcess(), ctypes.byref(counters), counters.size
+    ):
         raise OSError("the memory of this process is unknown")
-    return found
+    return counters
 
 
 class Bounds:
-    """The bounds of this process, which the system keeps whatever code is running. Where it refuses a job,
-    there are none, and the process that asks has its clock."""
+    """The bounds of this process, which the system enforces whatever code is running. If it refuses a job
+    object, there are none, and only the parent's clock limits the process."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
         self._limits = ExtendedLimits()
-        self._limits.basic.flags = _DIE_SILENTLY  # no window that waits for somebody
+        self._limits.basic.flags = _DIE_SILENTLY  # no dialogue that waits for a user
         self._clock: threading.Timer | None = None
-        self._job = library.CreateJobObjectW(None, None)  # which ends with the process
+        self._job = library.CreateJobObjectW(None, None)  # ends with the process
         if not self._job or not library.AssignProcessToJobObject(self._job, library.GetCurrentProcess()):
             self._job = None
         self._set()
 
     def memory(self, more: int) -> None:
-        """Lets the process allocate ``more`` bytes beyond what it has."""
+        """Lets the process allocate ``more`` additional bytes."""
         with contextlib.suppress(OSError):
             self._limits.process_memory = memory_counters(self._library).committed + more
             self._limits.basic.flags |= _PROCESS_MEMORY
             self._set()
 
     def time(self, seconds: float, by_clock: float) -> None:
-        """Ends the process after so much processor time outside the system, and after ``by_clock`` seconds;
-        0 lifts both bounds. No thread of Python ends code in C that keeps the interpreter: the first bound
-        does."""
+        """Ends the process after ``seconds`` of processor time in user mode, and after ``by_clock`` seconds;
+        0 removes both limits. Only the first limit also ends C code that holds the interpreter."""
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None

@@ -1,3 +1,3 @@
-"""Serves HTTP; ``protocol`` translates what clients send and receive.
+"""The HTTP server; ``protocol`` translates requests and replies.
 
-The model runs in a process of its own (``api/async_llm.py``)."""
+The model runs in its own process (``api/async_llm.py``)."""

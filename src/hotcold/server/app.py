@@ -1,4 +1,4 @@
-"""Makes the ASGI application: routes behind the guard, with errors in the form of each dialect."""
+"""The ASGI application: the routes behind the guard. Each dialect has its own form of errors."""
 
 from collections.abc import Sequence
 
@@ -29,25 +29,25 @@ def make_app(
     pages: Sequence[BaseRoute] = (),
     page_paths: Public = lambda path: False,
 ) -> ASGIApp:
-    """The ASGI application. ``pages`` are routes of static files, which come after the API's own;
-    ``page_paths`` tells their paths, which need no key."""
+    """Makes the ASGI application. ``pages`` are routes of static files. ``page_paths`` returns whether a path
+    is one of these, which need no key."""
     app = Starlette(
         routes=[*api_routes(service), *pages],
         exception_handlers={
             APIError: _told,
-            UserError: _refused,
+            UserError: _answer_user_error,
             HTTPException: _of_http,
-            Exception: _defect,
+            Exception: _answer_defect,
         },
     )
     app.router.redirect_slashes = False
-    guard = Guard(_Asked(app, service), service.settings, lambda path: path in _HEALTH or page_paths(path))
+    guard = Guard(_Counted(app, service), service.settings, lambda path: path in _HEALTH or page_paths(path))
     return PlainTarget(Logged(guard, log, service.metrics, service.rare))
 
 
-class _Asked:
-    """Counts a POST as running from admission, so that shutdown also waits for bodies that are still being
-    read or tokenised."""
+class _Counted:
+    """Counts each POST from its admission, so that shutdown also waits while its body is read or
+    tokenised."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -65,20 +65,20 @@ async def _told(request: Request, error: Exception) -> Response:
     return error_reply(error, request.scope["path"])
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """Answers a lower room's error about values in the request."""
+async def _answer_user_error(request: Request, error: Exception) -> Response:
+    """Answers with an error that a lower layer raised about values in the request."""
     if isinstance(error, RequestError):
         return error_reply(from_job(error), request.scope["path"])
     return error_reply(APIError(str(error), code="invalid_value"), request.scope["path"])
 
 
-async def _defect(request: Request, error: Exception) -> Response:
-    """Answers a defect; Starlette raises the error again, for the log."""
+async def _answer_defect(request: Request, error: Exception) -> Response:
+    """Answers with an internal error. Starlette raises the exception again, for the log."""
     return error_reply(defect(error, request.scope), request.scope["path"])
 
 
 async def _of_http(request: Request, error: Exception) -> Response:
-    """Answers an unknown path or method."""
+    """Answers a request for an unknown path or method."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 405:
@@ -89,8 +89,8 @@ async def _of_http(request: Request, error: Exception) -> Response:
         told = APIError(f"{request.method:.20} is not allowed here: use {', '.join(methods)}", status=405)
         told.code = "method_not_allowed"
     elif error.status_code == 404:
-        asked = f"{request.method:.20} {printable(request.scope['path'], 100)}"
-        message = f"there is no route {asked}; routes are listed at GET /openapi.json"
+        request_line = f"{request.method:.20} {printable(request.scope['path'], 100)}"
+        message = f"there is no route {request_line}; routes are listed at GET /openapi.json"
         told = APIError(message, status=404, code="not_found")
     else:
         told = APIError(str(error.detail), status=error.status_code)

@@ -1,5 +1,6 @@
-"""The body of a request as JSON, within bounds: bytes, time, depth. What another reader of the same bytes
-could understand otherwise is refused: a name twice in an object, NaN, half a character."""
+"""Reads the body of a request as JSON, within bounds of bytes, time and depth.
+
+It refuses text that JSON readers may read differently: a name twice in an object, NaN, a lone surrogate."""
 
 import asyncio
 import codecs
@@ -20,45 +21,45 @@ from hotcold.server.security import from_browser
 from hotcold.server.sending import InThread
 from hotcold.server.settings import Settings
 
-_SMALL = 32 << 10  # bytes of a body that may be read twice
-#: Escapes in JSON; ``half`` is a surrogate without the other one of its pair.
+_SMALL = 32 << 10  # largest body that may be parsed twice, in bytes
+#: Escapes in JSON. ``half`` is a surrogate without its pair.
 _ESCAPES = re.compile(
     rb"\\(?:u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|u(?P<half>[Dd][89A-Fa-f][0-9A-Fa-f]{2})|.)", re.DOTALL
 )
-#: Types that programs state for a body whose sender gave none, as ``curl -d``. A page's browser may send
-#: these without asking whether it may, so they are taken from programs alone.
-_OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "text/plain")
-#: Content-Encoding -> how the body is compressed; empty: not at all.
+#: Types that programs state when their user gave none, such as ``curl -d``. A web page may send these types
+#: without a preflight request, so requests of pages must not have them.
+_PROGRAM_TYPES = ("", "application/x-www-form-urlencoded", "text/plain")
+#: Content-Encoding -> compression; empty: none.
 _CODINGS = {"identity": "", "gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
 
 
 async def read_body(request: Request, settings: Settings, in_thread: InThread) -> bytes:
-    """The body of a request whose headers state JSON, opened if it is compressed. APIError: they do not, or
-    it is beyond the bounds."""
+    """Reads the body of a request and decompresses it. Raises APIError if the headers do not state JSON, or
+    if the body exceeds a bound."""
     coding = _check_headers(request, settings)
     body = await _read(request, settings)
     return await in_thread(opened, body, coding, settings.body_bytes) if coding else body
 
 
-def opened(body: bytes, coding: str, most: int) -> bytes:
-    """The content of a compressed body: gzip, or deflate with or without zlib's head. APIError: it has more
-    than ``most`` bytes, of which no more are opened, or is broken."""
+def opened(body: bytes, coding: str, limit: int) -> bytes:
+    """Decompresses gzip, or deflate with or without zlib's header. Raises APIError if the data is broken or
+    has more than ``limit`` bytes. Never decompresses more than one byte beyond the limit."""
     reader = zlib.decompressobj(_window(body, coding))
     try:
-        found = reader.decompress(body, most + 1)
+        content = reader.decompress(body, limit + 1)
     except zlib.error as error:
         raise _refused(f"the body is not {coding}: {error}") from None
-    if len(found) > most:
-        raise _too_large(most)
+    if len(content) > limit:
+        raise _too_large(limit)
     if not reader.eof:
         raise _refused(f"the body is not whole: its {coding} data ends too soon")
-    if rest := len(reader.unused_data):
-        raise _refused(f"the body goes on for {rest} bytes after the end of its {coding} data")
-    return found
+    if surplus := len(reader.unused_data):
+        raise _refused(f"the body goes on for {surplus} bytes after the end of its {coding} data")
+    return content
 
 
 def _window(body: bytes, coding: str) -> int:
-    """The window and head of compressed data, as zlib numbers them."""
+    """Returns zlib's ``wbits`` for compressed data."""
     if coding == "gzip":
         return zlib.MAX_WBITS | 16
     zlib_head = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
@@ -66,8 +67,7 @@ def _window(body: bytes, coding: str) -> int:
 
 
 def parse(body: bytes, depth: int) -> Any:
-    """The value of JSON text in UTF-8 with at most ``depth`` arrays and objects in each other.
-    APIError: it is none, or more."""
+    """Parses JSON in UTF-8. Raises APIError for other bytes, or above ``depth`` nested arrays and objects."""
     body = body.removeprefix(codecs.BOM_UTF8)
     if not body.strip():
         raise _refused("the body is empty: a JSON object is needed")
@@ -76,18 +76,18 @@ def parse(body: bytes, depth: int) -> Any:
     except RecursionError:
         raise _too_deep(depth) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _refused(_what_is_wrong(body, error)) from None
+        raise _refused(_error_text(body, error)) from None
     strings = body.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
     if _strings(value, depth) != strings:
         if len(body) <= _SMALL:
-            json.loads(body, object_pairs_hook=_object, parse_int=str, parse_float=str)
-        raise _refused("a name is twice in an object")  # of a large body: a second look would take long
+            json.loads(body, object_pairs_hook=_refuse_repeated_names, parse_int=str, parse_float=str)
+        raise _refused("a name is twice in an object")  # a second pass over a large body would take long
     return value
 
 
 def _decoded(body: bytes) -> Any:
-    """Parses a body without Python's garbage collector, which would look again and again at all that was made
-    so far, and find nothing. No other thread runs meanwhile."""
+    """Parses a body with Python's garbage collector off. It would scan all new objects again and again and
+    find no garbage. No other thread runs meanwhile."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -98,27 +98,27 @@ def _decoded(body: bytes) -> Any:
 
 
 def _strings(value: Any, depth: int) -> int:
-    """How many strings it has, names among them: fewer than the text had where a name is twice in an object.
-    APIError: it is too deep."""
-    found = 0
+    """Counts the strings of a value, names included. The text has more if an object has a name twice. Raises
+    APIError if the value is nested too deep."""
+    count = 0
     level = [value]
     for _ in range(depth + 1):
-        opened = [each for each in level if isinstance(each, list | dict)]
-        found += sum(isinstance(each, str) for each in level)
-        found += sum(len(each) for each in opened if isinstance(each, dict))
-        if not opened:
-            return found
-        inner = (each.values() if isinstance(each, dict) else each for each in opened)
+        containers = [each for each in level if isinstance(each, list | dict)]
+        count += sum(isinstance(each, str) for each in level)
+        count += sum(len(each) for each in containers if isinstance(each, dict))
+        if not containers:
+            return count
+        inner = (each.values() if isinstance(each, dict) else each for each in containers)
         level = [*chain.from_iterable(inner)]
     raise _too_deep(depth)
 
 
 def _check_headers(request: Request, settings: Settings) -> str:
-    """Returns the coding of the body; empty where it is not compressed."""
+    """Checks the headers, and returns the compression of the body; empty: none."""
     headers = request.headers
     kind = headers.get("content-type", "")
     plain = kind.partition(";")[0].strip().lower()
-    if plain != "application/json" and (plain not in _OF_PROGRAMS or from_browser(headers)):
+    if plain != "application/json" and (plain not in _PROGRAM_TYPES or from_browser(headers)):
         seen = f"Content-Type is {kind!r:.60}" if kind else "no Content-Type"
         raise APIError(f"{seen}: application/json is needed", status=415, code="unsupported_media_type")
     coding = headers.get("content-encoding", "identity").strip().lower()
@@ -150,7 +150,7 @@ async def _read(request: Request, settings: Settings) -> bytes:
     return bytes(body)
 
 
-def _what_is_wrong(body: bytes, error: Exception) -> str:
+def _error_text(body: bytes, error: Exception) -> str:
     if "surrogate" in str(error) or "truncated" in str(error):
         for escape in _ESCAPES.finditer(body):
             if half := escape["half"]:
@@ -172,18 +172,18 @@ def _half(digits: str, place: int) -> str:
     return f"the body has {seen}: write both halves, or the character itself in UTF-8"
 
 
-def _object(pairs: list[tuple[str, Any]]) -> None:
-    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-    if twice:
-        raise _refused(f"{twice[0]!r:.60} is twice in an object")
+def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> None:
+    repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if repeated:
+        raise _refused(f"{repeated[0]!r:.60} is twice in an object")
 
 
 def _too_deep(depth: int) -> APIError:
     return _refused(f"the body has more than {depth} arrays and objects in each other")
 
 
-def _too_large(most: int) -> APIError:
-    message = f"the body is too large: {most} bytes are allowed"
+def _too_large(limit: int) -> APIError:
+    message = f"the body is too large: {limit} bytes are allowed"
     return APIError(message, status=413, code="request_too_large")
 
 

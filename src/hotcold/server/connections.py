@@ -1,5 +1,5 @@
-"""A connection of the server, with bounds against clients that open many, send slowly or stop reading, and
-with a strict reading of where each request ends."""
+"""A connection of the server. It bounds clients that open many connections, send slowly or stop reading, and
+determines strictly where each request ends."""
 
 import asyncio
 import re
@@ -19,8 +19,8 @@ from hotcold.server.rare_lines import RareLines
 from hotcold.server.settings import Settings
 from hotcold.values import printable
 
-#: Keys in a request's scope: the function that drops its connection, and a list that has the status of an
-#: answer that was sent instead of the application's.
+#: Keys in a request's scope: the function that drops its connection, and a list with the status of an answer
+#: that replaced the application's.
 DROP, _REFUSED = "hotcold.drop", "hotcold.refused"
 _NOT_HTTP = "the request is not valid HTTP/1.1"
 _TWO_LENGTHS = "Transfer-Encoding is for HTTP/1.1 alone, and never with Content-Length: send one of the two"
@@ -28,17 +28,17 @@ _BAD_CHUNKS = "the body's chunks are broken: each has a hexadecimal size, CRLF, 
 _SMALL_CHUNKS = "the body's chunks are too small: send larger ones, or Content-Length"
 #: Limit of empty lines before a request line. Old clients end a body with one (RFC 9112, 2.2).
 _EMPTY_LINES = 8
-#: What an incomplete line before a chunk may be: its size, and extensions, which are ignored.
+#: A valid prefix of the line before a chunk: its size, and extensions, which are ignored.
 _CHUNK_LINE = re.compile(rb"[0-9A-Fa-f]{1,20}[ \t]*(;[^\n]*)?\r?")
-#: Refused connections that stay open for a moment, so that their clients read the answer.
+#: Limit of refused connections that stay open for a moment, so that their clients can read the answer.
 REFUSED = 32
-_MOST_PIPELINED = 64 << 10  # bytes of further requests that are read before an answer is complete
-_UNREAD = 64 << 10  # bytes of a body that wait for the application
+_MOST_PIPELINED = 64 << 10  # bytes of further requests to read before an answer is complete
+_UNREAD = 64 << 10  # bytes of a body to buffer before the application reads them
 _STATUSES = frozenset(HTTPStatus)
 _LINGER_S = 1.0
-_LATER_S = 1  # after a stream would have dropped a client that reads nothing
-_READ = 16 << 10  # bytes of a connection in one turn of the event loop
-_CHUNKS, _CHUNK = 4096, 64  # so many chunks of a body may be smaller than so many bytes
+_EXTRA_S = 1  # added to the write limit, so that a stream notices first that its client does not read
+_READ = 16 << 10  # bytes to read from a connection in one turn of the event loop
+_CHUNKS, _CHUNK = 4096, 64  # a body may have this number of chunks below this number of bytes
 _PHRASES = {
     400: "Bad Request",
     408: "Request Timeout",
@@ -49,11 +49,12 @@ _PHRASES = {
 
 
 class _Framing(h11.Connection):
-    """h11's connection with rules of RFC 9112 that h11 lacks: a request states its length in one way, empty
-    lines may precede it, and data after the last request is ignored. So many tiny chunks that they would hold
-    up other connections are refused."""
+    """h11's connection with rules of RFC 9112 that h11 lacks.
 
-    reason = _NOT_HTTP  #: what is wrong with a request that next_event() refuses
+    A request states its length in one way. Empty lines may precede it. Data after the last request is
+    ignored. A body of very many tiny chunks is refused, since it would block other connections."""
+
+    reason = _NOT_HTTP  #: the error in a request that next_event() refuses
     _empty_lines = 0  # before the next request
     _chunks = _chunk_bytes = 0  # of the request's body
 
@@ -92,20 +93,20 @@ class _Framing(h11.Connection):
             if self._chunks > _CHUNKS and self._chunk_bytes < _CHUNK * (self._chunks - 1):
                 self.reason = _SMALL_CHUNKS
                 raise h11.RemoteProtocolError(self.reason)
-        elif event is h11.NEED_DATA and state is h11.SEND_BODY and not self._line_may_go_on():
+        elif event is h11.NEED_DATA and state is h11.SEND_BODY and not self._line_may_continue():
             raise h11.RemoteProtocolError(self.reason)
         return event
 
-    def _line_may_go_on(self) -> bool:
-        """False if no further data can make a valid line before a chunk; h11 waits for the line's end."""
-        waiting = bytes(self._receive_buffer)  # never data of the body, which h11 takes out at once
+    def _line_may_continue(self) -> bool:
+        """Returns whether further data can complete a valid line before a chunk; h11 would wait for it."""
+        waiting = bytes(self._receive_buffer)  # never has data of the body, which h11 removes at once
         in_trailers = getattr(self._reader, "_reading_trailer", False)
         return not waiting or in_trailers or _CHUNK_LINE.fullmatch(waiting) is not None
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection: reads its requests one after the other, and has the application answer each.
-    ``connections`` has all of the server, and ``running`` the tasks that answer."""
+    """One client's connection. It reads requests one after the other; the application answers each.
+    ``connections`` has all connections of the server, and ``running`` the tasks that answer."""
 
     transport: asyncio.Transport
 
@@ -120,18 +121,19 @@ class Connection(asyncio.Protocol):
         self.app, self.settings, self.rare = app, settings, rare
         self.connections, self.running = connections, running
         self.conn = _Framing(h11.SERVER, settings.head_bytes)
-        self.writable = asyncio.Event()  #: whether the transport takes data now
+        self.writable = asyncio.Event()  #: whether the transport accepts data now
         self.writable.set()
-        self._exchange: Exchange | None = None  # the last request, and its answer
+        self._exchange: Exchange | None = None  # the last request and its answer
         self._timer: asyncio.TimerHandle | None = None
-        self._limits_idle = False  # whether the timer is for the time between two requests
+        self._limits_idle = False  # whether the timer limits the time between two requests
         self._refused = self._closing = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.connections.add(self)
-        if hasattr(transport, "max_size"):  # asyncio's own: others get their turn between two reads
+        # Only asyncio's own loop has it. Other connections run between two reads.
+        if hasattr(transport, "max_size"):
             transport.max_size = _READ
         if len(self.connections) > self.settings.connections:
             seen = f"the server has {self.settings.connections} connections, the most that it takes"
@@ -172,13 +174,13 @@ class Connection(asyncio.Protocol):
         self._watch()
 
     def _head_too_long(self, data: bytes) -> bool:
-        """h11 looks at heads that are incomplete only."""
+        """Returns whether a head exceeds the limit; h11 only checks incomplete heads."""
         allowed = self.settings.head_bytes
         head = (self.conn.trailing_data[0] + data).lstrip(b"\r\n")
         return len(head) > allowed and b"\r\n\r\n" not in head[: allowed + 4]
 
     def _read_events(self) -> None:
-        """Passes on what the client has sent so far."""
+        """Processes the received data."""
         while not self._refused:
             try:
                 event = self.conn.next_event()
@@ -190,14 +192,14 @@ class Connection(asyncio.Protocol):
             elif isinstance(event, h11.Data) and self._exchange is not None:
                 self._exchange.add(event.data)
             elif isinstance(event, h11.EndOfMessage) and self._exchange is not None:
-                if self._exchange.complete:  # before the body was
+                if self._exchange.complete:  # the answer was complete before the body
                     self._next_request()
                     continue
                 self._exchange.end_body()
                 if self.conn.their_state is h11.MUST_CLOSE:
                     return
             else:
-                # Another request may follow. It is read, to a bound, to notice that the client goes.
+                # Another request may follow. Reading on, up to a bound, shows when the client disconnects.
                 if event is h11.PAUSED and len(self.conn.trailing_data[0]) > _MOST_PIPELINED:
                     self.transport.pause_reading()
                 return
@@ -227,7 +229,7 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(self.running.discard)
 
     def answered(self) -> None:
-        """Goes on after a complete answer: closes, or reads the next request."""
+        """Closes the connection after a complete answer, or reads the next request."""
         if self.transport.is_closing() or self._refused:
             return
         if self._closing or self.conn.our_state is h11.MUST_CLOSE:
@@ -241,7 +243,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Closes the connection after the data written so far. A client that still sends a body may finish
-        it first: closing at once would reset the connection, and the client would lose the answer."""
+        it: closing at once would reset the connection, and the client would lose the answer."""
         if self.conn.their_state is h11.SEND_BODY:
             self._linger(self.settings.head_s)
         else:
@@ -250,7 +252,7 @@ class Connection(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(self.settings.write_s, self.transport.abort)
 
     def _linger(self, seconds: float) -> None:
-        """Sends the end of the data, and ignores what the client sends until it closes or time is up."""
+        """Sends the end of the data, and discards what the client sends, for at most ``seconds``."""
         self._refused = True
         self._stop_timer()
         if self.transport.can_write_eof():
@@ -263,7 +265,7 @@ class Connection(asyncio.Protocol):
         self.conn.start_next_cycle()
 
     def shut(self) -> None:
-        """Closes the connection, after the answer that has begun."""
+        """Closes the connection, after the current answer if there is one."""
         if self._refused:
             self.transport.abort()
         elif self._exchange is None or self._exchange.complete:
@@ -272,8 +274,7 @@ class Connection(asyncio.Protocol):
             self._closing = True
 
     def _watch(self) -> None:
-        """Limits the time until the client sends what it owes: the rest of a head or of a body, or the next
-        request."""
+        """Limits the time until the client has sent the rest of a head or a body, or its next request."""
         if self._refused:
             return
         state, answered = self.conn.their_state, self._exchange is None or self._exchange.complete
@@ -292,13 +293,13 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         if self.conn.our_state is not h11.IDLE or not self.conn.trailing_data[0]:
-            self.transport.abort()  # it said nothing, or goes on with a body that nobody wants
+            self.transport.abort()  # the client sent nothing, or still sends a body that is not read
             return
         message = f"the request's head did not arrive within {self.settings.head_s:g} seconds"
         self._refuse(APIError(message, status=408, type="timeout_error", code="request_timeout"))
 
     def _refuse(self, error: APIError) -> None:
-        """Answers instead of the application, unless that has begun to answer, and closes."""
+        """Sends an error instead of the application's answer, unless that has begun, and closes."""
         self._refused = True
         self._stop_timer()
         path = ""
@@ -309,7 +310,7 @@ class Connection(asyncio.Protocol):
             self._exchange.disconnect()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_response(error, path))
-        elif self.conn.our_state is not h11.DONE:  # a part of an answer must not look whole
+        elif self.conn.our_state is not h11.DONE:  # a partial answer must not look complete
             self.transport.abort()
             return
         if len(self.connections) > self.settings.connections + REFUSED:
@@ -330,16 +331,16 @@ class Exchange:
         self.scope = scope
         self.complete = False  #: whether the whole answer was sent
         self._connection, self._conn = connection, connection.conn
-        self._body = bytearray()  # that the application has not read
+        self._body = bytearray()  # not yet read by the application
         self._more_body = True
         self._begun = self._disconnected = False
-        self._news = asyncio.Event()  # for the application
+        self._news = asyncio.Event()  # wakes the application
 
     async def run(self, app: ASGIApp) -> None:
-        """Calls the application. An answer that it leaves incomplete must not look whole."""
+        """Calls the application. An answer that it leaves incomplete must not look complete."""
         try:
             await app(self.scope, self._receive, self._send)
-        except BaseException as error:  # the application has logged it
+        except BaseException as error:  # already in the log
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
         transport = self._connection.transport
@@ -351,7 +352,7 @@ class Exchange:
         self._connection.close()
 
     def add(self, data: bytes) -> None:
-        """Takes a part of the request's body, which a complete answer needs no more."""
+        """Adds data of the request's body, unless the answer is complete."""
         if self.complete:
             return
         self._body += data
@@ -364,7 +365,7 @@ class Exchange:
         self._news.set()
 
     def disconnect(self) -> None:
-        """Lets the application know that the client has gone."""
+        """Reports to the application that the client has disconnected."""
         self._disconnected = self._disconnected or not self.complete
         self._news.set()
 
@@ -382,7 +383,7 @@ class Exchange:
 
     async def _send(self, message: Message) -> None:
         try:
-            async with asyncio.timeout(self._connection.settings.write_s + _LATER_S):
+            async with asyncio.timeout(self._connection.settings.write_s + _EXTRA_S):
                 await self._connection.writable.wait()
         except TimeoutError:
             self._connection.transport.abort()
@@ -429,5 +430,5 @@ def drop(scope: Any) -> None:
 
 
 def refused_status(scope: Any) -> int | None:
-    """The status of the answer that was sent instead of the application's; None if there was none."""
+    """Returns the status of the answer that was sent instead of the application's; None if there was none."""
     return next(iter(scope.get(_REFUSED, ())), None)

@@ -1,4 +1,4 @@
-"""The routes of other dialects, which ask the same jobs as OpenAI's."""
+"""The routes of Anthropic's, llama.cpp's and Ollama's dialects. They run the same jobs as OpenAI's routes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ from hotcold.server.service import Call, Prepared
 
 
 class AnthropicRoutes(Reader):
-    """Anthropic's Messages."""
+    """Anthropic's Messages routes."""
 
     async def messages(self, request: Request) -> Any:
         return await self._generated(request, anthropic.parse, "messages")
@@ -37,7 +37,7 @@ class AnthropicRoutes(Reader):
 
 
 class LlamaCppRoutes(Reader):
-    """llama.cpp's own routes."""
+    """Routes that only llama.cpp's server has."""
 
     async def completion(self, request: Request) -> Any:
         return await self._generated(request, native.parse, "prompt")
@@ -62,7 +62,7 @@ class LlamaCppRoutes(Reader):
 
 
 class OllamaRoutes(Reader):
-    """Ollama's own routes."""
+    """Routes that only Ollama has."""
 
     async def chat(self, request: Request) -> Any:
         return await self._loaded_or_generated(request, ollama.parse_chat, "messages")
@@ -98,7 +98,7 @@ class OllamaRoutes(Reader):
     async def _loaded_or_generated(
         self, request: Request, read: Callable[[Any, Facts], Call | LoadCall], field: str
     ) -> Any:
-        """Answers a request without a text at once: it only has the model loaded."""
+        """Answers a request at once if it has no text: it only asks the server to load the model."""
 
         def prepare(body: Any, facts: Facts) -> Prepared | LoadCall:
             call = read(body, facts)

@@ -10,8 +10,7 @@ from hotcold.server.protocol.replies import Framing
 
 @dataclass(frozen=True)
 class Frames:
-    """How events become bytes; ``ping`` tells a client that waits that the server lives, ``done`` ends the
-    stream."""
+    """The form of events. ``ping`` is sent while a client waits, ``done`` at the end of a stream."""
 
     content_type: bytes
     event: Callable[[dict[str, Any]], bytes]
@@ -27,7 +26,7 @@ def _data(event: dict[str, Any]) -> bytes:
 
 
 def _named(event: dict[str, Any]) -> bytes:
-    """An event whose name is its ``type``."""
+    """Returns an event whose name is its ``type``."""
     return b"event: %b\n%b" % (event["type"].encode(), _data(event))
 
 
@@ -41,6 +40,6 @@ FRAMES: dict[Framing, Frames] = {
     "openai": Frames(_EVENTS, _data, _COMMENT, b"data: [DONE]\n\n"),
     "llama.cpp": Frames(_EVENTS, _data, _COMMENT),
     "responses": Frames(_EVENTS, _named, _COMMENT),
-    "anthropic": Frames(_EVENTS, _named, b""),  # its replies have events for clients that wait
-    "ollama": Frames(b"application/x-ndjson", _line, b""),  # its clients read every line as an object
+    "anthropic": Frames(_EVENTS, _named, b""),  # replies have events for waiting clients
+    "ollama": Frames(b"application/x-ndjson", _line, b""),  # clients parse every line as an object
 }

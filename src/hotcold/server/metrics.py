@@ -1,4 +1,4 @@
-"""Collects figures for Prometheus, in a registry of their own."""
+"""Metrics for Prometheus, in their own registry."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ _BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5,
 class _Figure(NamedTuple):
     name: str
     help: str
-    counts: bool  #: true if it only grows
+    counts: bool  #: true if the value never decreases
 
 
-#: Fields of the engine's figures -> names of metrics.
-_OF_ENGINE = {
+#: Field of :class:`ProcessStats` -> metric.
+_ENGINE_METRICS = {
     "slots": _Figure("slots", "The most requests that can run", False),
     "running": _Figure("requests_running", "Requests that have a slot", False),
     "waiting": _Figure("requests_waiting", "Requests that wait for a slot", False),
@@ -56,25 +56,27 @@ _OF_ENGINE = {
 
 
 class Metrics:
-    """The metrics of a server. Requests are counted here; the engine's figures are asked for when needed."""
+    """The metrics of a server. Requests are counted here; the engine's values are passed to :meth:`text`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._engine = _EngineFigures()
         self.registry.register(self._engine)
-        own: Any = {"registry": self.registry, "namespace": "hotcold"}
-        self._requests = Counter("requests", "Answers, by route and status", ["route", "status"], **own)
-        self._seconds = Histogram("request_seconds", "Whole requests", buckets=_SECONDS, **own)
-        self._first = Histogram("time_to_first_token_seconds", "Waiting included", buckets=_SECONDS, **own)
-        self._between = Histogram("inter_token_seconds", "Between two tokens", buckets=_BETWEEN, **own)
-        self._queue = Histogram("queue_seconds", "Until a request had a slot", buckets=_SECONDS, **own)
-        self._steps = Histogram(
-            "step_seconds", "From a run of the model to the next", buckets=_BETWEEN, **own
+        options: Any = {"registry": self.registry, "namespace": "hotcold"}
+        self._requests = Counter("requests", "Answers, by route and status", ["route", "status"], **options)
+        self._seconds = Histogram("request_seconds", "Whole requests", buckets=_SECONDS, **options)
+        self._first = Histogram(
+            "time_to_first_token_seconds", "Waiting included", buckets=_SECONDS, **options
         )
-        self._streams = Gauge("generations_running", "Texts being generated or waiting to be", **own)
-        self._ends = Counter("generations", "Finished texts, by why they ended", ["reason"], **own)
-        self._loaded = Gauge("model_loaded", "Share of the model that is loaded", **own)
-        about = Gauge("info", "The program's version", ["version"], **own)
+        self._between = Histogram("inter_token_seconds", "Between two tokens", buckets=_BETWEEN, **options)
+        self._queue = Histogram("queue_seconds", "Until a request had a slot", buckets=_SECONDS, **options)
+        self._steps = Histogram(
+            "step_seconds", "From a run of the model to the next", buckets=_BETWEEN, **options
+        )
+        self._streams = Gauge("generations_running", "Texts being generated or waiting to be", **options)
+        self._ends = Counter("generations", "Finished texts, by why they ended", ["reason"], **options)
+        self._loaded = Gauge("model_loaded", "Share of the model that is loaded", **options)
+        about = Gauge("info", "The program's version", ["version"], **options)
         about.labels(__version__).set(1)
 
     def request(self, route: str, status: int, seconds: float) -> None:
@@ -99,21 +101,20 @@ class Metrics:
         self._ends.labels(reason).inc()
 
     def text(self, loaded: float, stats: ProcessStats | None) -> bytes:
-        """All metrics in Prometheus's format; ``stats`` are the engine's, with its steps, or None if it does
-        not answer."""
+        """Returns all metrics in Prometheus's format. ``stats`` is None if the engine does not answer."""
         self._loaded.set(loaded)
         for seconds in () if stats is None else stats.step_s:
             self._steps.observe(seconds)
         self._engine.stats = stats
-        found: bytes = generate_latest(self.registry)
-        return found
+        text: bytes = generate_latest(self.registry)
+        return text
 
 
 class _EngineFigures(Collector):
     stats: ProcessStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        for field, figure in _OF_ENGINE.items():
+        for field, figure in _ENGINE_METRICS.items():
             value = getattr(self.stats, field, None)
             if value is None:  # not measured yet
                 continue

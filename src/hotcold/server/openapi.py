@@ -1,4 +1,4 @@
-"""Makes the server's OpenAPI 3.1 description from the tables with which requests are read."""
+"""The server's OpenAPI 3.1 description, made from the tables that validate requests."""
 
 import json
 import re
@@ -29,7 +29,7 @@ Document: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Operation:
-    """A route, which exists with and without ``/v1`` before its path."""
+    """A route. It exists with and without ``/v1`` before its path."""
 
     method: str
     path: str
@@ -38,7 +38,7 @@ class Operation:
     body: str = ""  #: name of the body's schema
     fields: Fields | None = None  #: fields of the body
     streams: bool = False
-    stream: str = "text/event-stream"  #: the type of its streams
+    stream: str = "text/event-stream"  #: content type of its streams
     error: str = "Error"  #: name of the schema of its errors
     public: bool = False  #: true if it needs no key
 
@@ -129,11 +129,11 @@ OPERATIONS = (
 @cache
 @cache
 def document() -> Document:
-    """The document for ``/openapi.json``; callers must not change it."""
-    bodies = {each.body: Shape(each.fields).schema() for each in OPERATIONS if each.fields is not None}
+    """Returns the document for ``/openapi.json``; callers must not change it."""
+    bodies = {route.body: Shape(route.fields).schema() for route in OPERATIONS if route.fields is not None}
     paths: Document = {}
-    for each in OPERATIONS:
-        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
+    for route in OPERATIONS:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -151,40 +151,40 @@ def document() -> Document:
     }
 
 
-def _operation(each: Operation) -> Document:
+def _operation(route: Operation) -> Document:
     content: Document = {}
-    if each.reply:
-        content["application/json"] = {"schema": ref(each.reply)}
+    if route.reply:
+        content["application/json"] = {"schema": ref(route.reply)}
     else:
         content["text/plain"] = {"schema": STRING}
-    if each.streams:
-        content[each.stream] = {"schema": STRING}
-    error = {"application/json": {"schema": ref(each.error)}}
-    found: Document = {
-        "operationId": each.name,
-        "summary": each.summary,
+    if route.streams:
+        content[route.stream] = {"schema": STRING}
+    error = {"application/json": {"schema": ref(route.error)}}
+    description: Document = {
+        "operationId": route.name,
+        "summary": route.summary,
         "responses": {
             "200": {"description": "The answer.", "content": content},
             "4XX": {"description": "What is wrong with the request.", "content": error},
             "503": {"description": "Not now: see Retry-After.", "content": error},
         },
     }
-    if each.public:
-        found["security"] = []
-        found["responses"]["503"]["content"] = {"application/json": {"schema": OBJECT}}
-    if each.body:
-        body = {"application/json": {"schema": ref(each.body)}}
-        found["requestBody"] = {"required": True, "content": body}
-    if names := re.findall(r"\{(\w+)\}", each.path):
-        found["parameters"] = [
+    if route.public:
+        description["security"] = []
+        description["responses"]["503"]["content"] = {"application/json": {"schema": OBJECT}}
+    if route.body:
+        body = {"application/json": {"schema": ref(route.body)}}
+        description["requestBody"] = {"required": True, "content": body}
+    if names := re.findall(r"\{(\w+)\}", route.path):
+        description["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": STRING} for name in names
         ]
-    return found
+    return description
 
 
 def table(fields: Fields) -> str:
-    """The fields of a body as a table in Markdown: names, values, defaults and notes. A line after it lists
-    the fields that are refused unless they ask for nothing."""
+    """Returns the fields of a body as a Markdown table of names, values, defaults and notes. A line after the
+    table lists the unsupported fields with the values that are accepted."""
     lines = ["| field | values | default | |", "|---|---|---|---|"]
     refused = []
     for name, field in fields.items():
@@ -204,15 +204,15 @@ def _shown(field: Field) -> str:
 
 
 def _values(schema: Schema) -> str:
-    """The allowed values in a few words. Numbers and truth values may also be text: the page says so once."""
+    """Returns the allowed values in a few words. Numbers and booleans may also be text; the page says so."""
     if "anyOf" in schema:
         kinds = [each for each in schema["anyOf"] if NUMBER not in each.get("pattern", "")]
         schema = {**schema, "anyOf": kinds} if len(kinds) > 1 else kinds[0]
     if "anyOf" in schema:
-        found = [_values(each) for each in schema["anyOf"]]
-        if sum(each.startswith("list") for each in found) > 1:
-            found = [each.partition(",")[0] for each in found]
-        return " or ".join(dict.fromkeys(found))
+        texts = [_values(each) for each in schema["anyOf"]]
+        if sum(each.startswith("list") for each in texts) > 1:
+            texts = [each.partition(",")[0] for each in texts]
+        return " or ".join(dict.fromkeys(texts))
     if any(each is True for each in schema.get("enum", ())):
         return "true, false"
     if "enum" in schema:
@@ -228,7 +228,7 @@ def _values(schema: Schema) -> str:
 
 
 def _power(bound: float) -> str:
-    """A bound in words; large ones are powers of two, or one less."""
+    """Returns a bound as text; large bounds are powers of two, or one less."""
     for each, less in ((bound, ""), (bound + 1, " - 1")):
         if (isinstance(each, int) and abs(each) > 1 << 19 and each & (each - 1) == 0) or each == -(1 << 63):
             return f"{'-' if each < 0 else ''}2^{abs(int(each)).bit_length() - 1}{less}"

@@ -1,4 +1,4 @@
-"""Decides which web pages may use the server: ``--cors-origin`` is one origin, or a pattern of many."""
+"""Which web pages may use the server. ``--cors-origin`` is one origin, or a pattern of origins."""
 
 import re
 from collections.abc import Iterable
@@ -26,19 +26,19 @@ class _Pattern:
 
     @classmethod
     def of(cls, text: str) -> "_Pattern | None":
-        found = _ORIGIN.fullmatch(text.lower())
-        if found is None:
+        match = _ORIGIN.fullmatch(text.lower())
+        if match is None:
             return None
-        port = found["port"] or ""
+        port = match["port"] or ""
         if port not in ("", "*"):
-            port = "" if int(port) == _WEB.get(found["scheme"]) else str(int(port))
-        return cls(found["scheme"], found["host"], port)
+            port = "" if int(port) == _WEB.get(match["scheme"]) else str(int(port))
+        return cls(match["scheme"], match["host"], port)
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host}" + (f":{self.port}" if self.port else "")
 
     def holds(self, other: "_Pattern") -> bool:
-        """True if the pattern covers this origin, which has no stars."""
+        """Returns whether the pattern covers this origin, which has no wildcard."""
         if self.scheme != other.scheme or self.port not in ("*", other.port):
             return False
         if self.host == "*":
@@ -47,22 +47,22 @@ class _Pattern:
 
 
 def check_origin(text: str) -> str:
-    """A value of ``--cors-origin`` as browsers write origins: lower case, without the scheme's default port.
-    UserError: no page has such an origin, or the form of the pattern is unknown."""
+    """Returns a value of ``--cors-origin`` as browsers write origins: lower case, without the scheme's
+    default port. Raises UserError if no page has such an origin, or if the form of the pattern is unknown."""
     if text == "*":
         return text
-    found = _Pattern.of(text)
-    if found is None or (found.port.isdigit() and not 0 < int(found.port) < 65536):
+    pattern = _Pattern.of(text)
+    if pattern is None or (pattern.port.isdigit() and not 0 < int(pattern.port) < 65536):
         raise UserError(f"origin {text!r:.80} is none: allowed are {FORMS}; a path is no part of it")
-    if found.scheme == "file":
+    if pattern.scheme == "file":
         raise UserError(f"origin {text!r:.80}: browsers give pages from files no origin; serve them by HTTP")
-    if found.host == "*" and (found.scheme in _WEB or found.port):
+    if pattern.host == "*" and (pattern.scheme in _WEB or pattern.port):
         raise UserError(f"origin {text!r:.80} means too many pages: allowed are {FORMS}")
-    return str(found)
+    return str(pattern)
 
 
 class Origins:
-    """The allowed origins, which :func:`check_origin` has checked."""
+    """The allowed origins, which :func:`check_origin` has validated."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         allowed = tuple(allowed)
@@ -73,10 +73,10 @@ class Origins:
         return self.any or bool(self._patterns)
 
     def __contains__(self, origin: str) -> bool:
-        """True if a page of this origin may use the server."""
+        """Returns whether a page of this origin may use the server."""
         if self.any:
             return True
-        found = _Pattern.of(origin)
-        if found is None or "*" in origin:
+        page = _Pattern.of(origin)
+        if page is None or "*" in origin:
             return False
-        return any(pattern.holds(found) for pattern in self._patterns)
+        return any(pattern.holds(page) for pattern in self._patterns)

@@ -1,4 +1,4 @@
-"""Serves the web page's files from memory, without a key: they ask the API for what they show."""
+"""Serves the web page's files from memory, without a key. The page asks the API for all data."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _TYPES = {
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-#: The page loads nothing from elsewhere, sends nothing elsewhere, and runs only these files.
+#: The page loads nothing from other servers, sends nothing to them, and runs only these files.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -27,8 +27,8 @@ _POLICY = "; ".join(
         "form-action 'none'",
         "base-uri 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # so that no text can become markup
-        "trusted-types dompurify",  # but through this, which lets through what page/markdown.js lists
+        "require-trusted-types-for 'script'",  # text cannot become markup
+        "trusted-types dompurify",  # except by DOMPurify, which keeps the markup that page/markdown.js lists
     )
 )
 _HEADERS = {
@@ -36,7 +36,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # browsers may keep it, and check it by its tag
+    "Cache-Control": "no-cache",  # browsers may cache it, and must check its ETag
 }
 
 
@@ -60,28 +60,28 @@ class _File:
 
 def _files() -> dict[str, _File]:
     paths = [path for path in sorted(_FOLDER.rglob("*")) if path.suffix in _TYPES]
-    found = {f"/page/{path.relative_to(_FOLDER).as_posix()}": _File.read(path) for path in paths}
-    found["/"] = found.pop("/page/index.html")
-    found["/favicon.ico"] = found["/page/icon.svg"]  # browsers ask for it with any page
-    return found
+    files = {f"/page/{path.relative_to(_FOLDER).as_posix()}": _File.read(path) for path in paths}
+    files["/"] = files.pop("/page/index.html")
+    files["/favicon.ico"] = files["/page/icon.svg"]  # browsers request it with every page
+    return files
 
 
 _FILES = _files()
 
 
 async def _home(request: Request) -> Response:
-    """The page; for Ollama's own clients the text by which they find a server."""
+    """Returns the page. Ollama's own clients get the text by which they recognise a server."""
     if request.headers.get("user-agent", "").startswith("ollama"):
         return Response("Ollama is running", media_type="text/plain")
     return await _FILES["/"](request)
 
 
 def page_routes() -> list[BaseRoute]:
-    """Routes of ``/`` and the files that it loads."""
+    """Returns the routes of ``/`` and the files that it loads."""
     files = {path: file.__call__ for path, file in _FILES.items()} | {"/": _home}
     return [Route(path, endpoint, methods=["GET"]) for path, endpoint in files.items()]
 
 
 def is_page(path: str) -> bool:
-    """True for a path of these files, which need no key."""
+    """Returns whether a path is a file of the page, which needs no key."""
     return path in _FILES

@@ -1,4 +1,4 @@
-"""Tells the web page facts about the model that it needs before it shows anything."""
+"""Facts about the model that the web page needs before it shows anything."""
 
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +13,7 @@ from hotcold.server.service import Service
 
 
 def picture_routes(service: Service) -> list[BaseRoute]:
-    """The route ``/picture/info``, which needs a key."""
+    """Returns the route ``/picture/info``, which needs a key."""
 
     async def info(request: Request) -> Response:
         return JSONReply(picture_info(service))
@@ -22,8 +22,8 @@ def picture_routes(service: Service) -> list[BaseRoute]:
 
 
 def picture_info(service: Service) -> dict[str, Any]:
-    """Returns the model's name, whether it has a chat template, its context, and what cells stand for.
-    APIError: the model is not ready."""
+    """Returns the model's name, whether it has a chat template, its context, and the meaning of the cells.
+    Raises APIError if the model is not ready."""
     facts, info = service.facts, service.llm.info
     return {
         "model": facts.name,

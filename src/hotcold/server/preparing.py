@@ -1,7 +1,7 @@
-"""Threads that prepare requests: they parse JSON and schemas, have templates rendered, and encode texts.
+"""Threads that prepare requests: they parse JSON and schemas, render templates and encode texts.
 
-Requests of similar size share a lane with threads of its own, so a small request never waits for a large
-one. All threads share Python's lock: their number bounds how long the event loop waits for it."""
+Requests of similar size share a lane with its own threads, so a small request never waits for a large one.
+All threads share Python's global lock: their number bounds how long the event loop waits for it."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ from hotcold.server.protocol.errors import APIError
 
 T = TypeVar("T")
 
-_RETRY_S = 2  # after which a refused client may try again
+_RETRY_S = 2  # time before a refused client should try again
 
 
 class Lane(NamedTuple):
     """The limits of a lane."""
 
-    body_bytes: float  #: largest body of a request that belongs to it
+    body_bytes: float  #: largest body of a request in this lane
     threads: int  #: preparations that run at the same time
     waiting: float  #: preparations that may wait for a thread
 
@@ -31,15 +31,15 @@ LANES = (Lane(_SMALL, 4, float("inf")), Lane(512 << 10, 2, 32), Lane(float("inf"
 
 
 class Preparing:
-    """Lanes by size, the smallest first. It belongs to one event loop."""
+    """The lanes by size, the smallest first. An instance belongs to one event loop."""
 
     def __init__(self, lanes: Sequence[Lane] = LANES) -> None:
         self._lanes = [_RunningLane(lane) for lane in lanes]
 
     async def run(self, body_bytes: int, function: Callable[[], T]) -> T:
-        """Calls a function in a thread of the lane for requests of this size. APIError with status 429: too
-        many wait there. Where the caller is cancelled, a function that waits is never called, and one that
-        runs keeps its place until it returns."""
+        """Calls a function in a thread of the lane for requests of this size. Raises APIError with status 429
+        if the lane's queue is full. If the caller is cancelled, a queued function is never called; a running
+        function keeps its thread until it returns."""
         lane = next(each for each in self._lanes if body_bytes <= each.limits.body_bytes)
         return await lane.run(function)
 
@@ -92,8 +92,8 @@ class _RunningLane:
 
 
 def _return_memory() -> None:
-    """Gives freed memory back to the system, where the C library would keep it: encoding 4 MB of text takes
+    """Returns freed memory to the system, which the C library would keep: encoding 4 MB of text takes
     hundreds of MB for a second."""
     if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # another C library than glibc
+        with contextlib.suppress(AttributeError):  # only glibc has it
             ctypes.CDLL(None).malloc_trim(0)

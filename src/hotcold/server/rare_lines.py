@@ -1,4 +1,4 @@
-"""Lines about causes that strangers may repeat as often as they like: one a minute for each cause."""
+"""Log lines about causes that unauthenticated clients can repeat: one line a minute for each cause."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,15 +8,15 @@ _MOST_CAUSES = 100
 
 
 class RareLines:
-    """Writes the first line of a cause at once, and counts further ones. After a minute it writes how many
-    came meanwhile, if any. It belongs to one event loop."""
+    """Writes the first line of a cause at once and counts the following ones. After a minute it writes the
+    count, if it is not zero. An instance belongs to one event loop."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
-        self._counts: dict[str, int] = {}  # of causes that had a line in the last minute: others since then
+        self._counts: dict[str, int] = {}  # for each cause of the last minute: lines since the first
 
     def add(self, cause: str, line: str = "") -> None:
-        """Writes or counts a line, by default ``cause`` itself."""
+        """Writes or counts a line; by default the line is ``cause``."""
         if cause in self._counts:
             self._counts[cause] += 1
         elif len(self._counts) < _MOST_CAUSES:

@@ -1,4 +1,4 @@
-"""Reads the requests of all routes, has them prepared in threads, and has them answered."""
+"""Reads the requests of all routes, prepares them in threads, and returns their answers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 class Reader:
-    """Base of the classes of routes."""
+    """Base class of the routes."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -32,9 +32,10 @@ class Reader:
     async def _prepared(
         self, request: Request, prepare: Callable[[Any, Facts], T], field: str = "messages"
     ) -> T:
-        """Calls ``prepare`` with the request's JSON, in a thread. A server that is not ready says so before
-        the body is uploaded. ``field`` is where a prompt came in. APIError: the server is not ready or too
-        busy, the body is no JSON, the prompt is too long, or the client has gone."""
+        """Calls ``prepare`` with the request's JSON, in a thread. ``field`` is the prompt's, for messages.
+
+        Raises APIError if the server is not ready (before it reads the body) or too busy. Also raises it for
+        invalid JSON, for a prompt that is too long, or if the client disconnected."""
         service = self._service
         facts = service.facts
         body = await read_body(request, service.settings, service.in_thread)
@@ -48,7 +49,7 @@ class Reader:
             raise from_job(error, field) from None
 
     async def _generated(self, request: Request, read: Callable[[Any, Facts], Call], field: str) -> Answer:
-        """Answers with what the model writes for the call that ``read`` makes of a body."""
+        """Returns the model's answer to the call that ``read`` makes from a body."""
         prepared = await self._prepared(
             request, lambda body, facts: self._service.prepare(read(body, facts)), field
         )
@@ -60,9 +61,9 @@ class Reader:
         return Answer(self._service, jobs, prepared.reply, stream=prepared.stream, field=field)
 
     async def _checked(self, request: Request, jobs: Sequence[Job], field: str) -> list[Job]:
-        """The jobs of a request with its grammar checked, which the check may change; before that, whether
-        their prompts have room, since that takes no time. ``field`` is where these came in. APIError: one has
-        none, or no answer can be held to the grammar."""
+        """Checks the lengths of the prompts, which takes no time, and then the grammar. Returns the jobs with
+        the grammar as checked, which may differ. ``field`` is the field of the prompts. Raises APIError if a
+        prompt does not fit, or if the grammar cannot be enforced."""
         llm = self._service.llm
         grammar = jobs[0].grammar if jobs else None
         try:
@@ -78,29 +79,29 @@ class Reader:
         return checked
 
     def _large(self, value: Any) -> LargeReply:
-        """The reply whose JSON is written in threads."""
+        """Returns a reply whose JSON is written in threads."""
         return LargeReply(value, self._service.in_thread, self._service.settings.write_s)
 
 
 def note_left_out(request: Request, left_out: str) -> None:
-    """Notes for the log, and for a header, what of a prompt's texts no token can spell."""
+    """Records, for the log and a header, which characters of a prompt no token can encode."""
     if left_out:
         request.scope[NOTES][LEFT_OUT] = left_out
 
 
 def note_not_enforced(request: Request, job: Job) -> None:
-    """Notes for the log, and for a header, which parts of the request's schemas the answer is not held to."""
+    """Records, for the log and a header, which parts of the request's schemas are not enforced."""
     if job.grammar is not None and job.grammar.notes:
         request.scope[NOTES][NOT_ENFORCED] = header_text(job.grammar.notes)
 
 
 def header_text(notes: Sequence[str]) -> str:
-    """Joins as many notes as a header has room for, in ASCII."""
-    found = ""
+    """Joins as many notes as fit into the header, in ASCII."""
+    text = ""
     for i, note in enumerate(notes):
-        more = f"{'; ' if found else ''}{note[:300].encode('ascii', 'backslashreplace').decode():.300}"
-        if len(found) + len(more) > _MOST_NOT_ENFORCED:
-            found += f"; and {len(notes) - i} more"
+        part = f"{'; ' if text else ''}{note[:300].encode('ascii', 'backslashreplace').decode():.300}"
+        if len(text) + len(part) > _MOST_NOT_ENFORCED:
+            text += f"; and {len(notes) - i} more"
             break
-        found += more
-    return _CONTROL.sub(" ", found)
+        text += part
+    return _CONTROL.sub(" ", text)

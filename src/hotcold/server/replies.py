@@ -1,4 +1,4 @@
-"""Answers as HTTP responses."""
+"""HTTP responses with JSON and with errors."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hotcold.server.protocol.json_parts import to_json
 
 
 class JSONReply(Response):
-    """Plain data as JSON. Text is written as it is; a NaN would be a defect."""
+    """Plain data as JSON. Text is not escaped to ASCII; NaN is not allowed."""
 
     media_type = "application/json"
 
@@ -19,7 +19,7 @@ class JSONReply(Response):
 
 
 def error_reply(error: APIError, path: str) -> Response:
-    """The error in the form of the route's dialect, with its status, and when to try again."""
+    """Returns the error in the form of the route's dialect, with its status and ``Retry-After``."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)

@@ -1,4 +1,4 @@
-"""Logs one line to stderr per request: when, what, how it ended, how long it took; never its content."""
+"""Logs one line per request to stderr: time, route, status, duration; never the content."""
 
 import queue
 import re
@@ -18,22 +18,22 @@ from hotcold.server.rare_lines import RareLines
 from hotcold.server.replies import error_reply
 from hotcold.values import printable
 
-#: Keys in a request's scope: its id, and further facts for its line.
+#: Keys in a request's scope: its id, and additional facts for its log line.
 REQUEST_ID, NOTES = "hotcold.id", "hotcold.notes"
 STRANGER = "hotcold.stranger"  #: true in the scope of a request that was refused, or that needed no key
-LEFT_OUT = "left_out"  #: the note on characters of a prompt that no token can spell
+LEFT_OUT = "left_out"  #: the note on characters of a prompt that no token can encode
 NOT_ENFORCED = "not_enforced"  #: the note on parts of schemas that are not enforced
-#: Notes that are also headers of the answer.
+#: Notes that are also sent as headers.
 _HEADERS = {LEFT_OUT: b"x-hotcold-left-out", NOT_ENFORCED: b"x-hotcold-not-enforced"}
 _MOST_WAITING = 10_000
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-#: Routes that programs call every few seconds, and the many files of the web page.
+#: Routes that programs call every few seconds.
 _QUIET = ("/health", "/v1/health", "/metrics")
 
 
 class RequestLog:
-    """Writes lines in a thread, so that a stalled reader of stderr does not delay requests; lines that it
-    does not take are dropped and counted."""
+    """Writes lines in a thread, so that a stalled reader of stderr does not delay requests. Lines beyond the
+    queue's limit are dropped and counted."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -43,18 +43,18 @@ class RequestLog:
         self._thread.start()
 
     def line(self, *words: object) -> None:
-        """Adds a line of words, as :func:`line_of` makes it."""
+        """Adds a line of words; see :func:`line_of`."""
         self.text(line_of(*words))
 
     def text(self, line: str) -> None:
-        """Adds a line as it is."""
+        """Adds a line unchanged."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
             self._dropped += 1
 
     def close(self, timeout_s: float = 1) -> None:
-        """Writes the remaining lines, if the reader takes them in time."""
+        """Writes the remaining lines, if the reader accepts them in time."""
         try:
             self._lines.put(None, timeout=timeout_s)
         except queue.Full:
@@ -68,13 +68,12 @@ class RequestLog:
                 self._dropped = 0
             try:
                 print(line, file=self._stream or sys.stderr, flush=True)
-            except (OSError, ValueError):  # stderr is full or gone; requests go on
+            except (OSError, ValueError):  # stderr is full or closed; requests continue
                 return
 
 
 class Logged:
-    """The outermost layer: gives every request an id, a log line, and an answer, even if this program
-    fails."""
+    """The outermost layer: gives every request an id, a log line, and an answer even after a defect."""
 
     def __init__(self, app: ASGIApp, log: RequestLog | None, metrics: Metrics, rare: RareLines) -> None:
         self._app = app
@@ -86,7 +85,7 @@ class Logged:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = time.perf_counter()
+        start = time.perf_counter()
         request_id = _request_id(scope)
         scope[REQUEST_ID] = request_id
         notes: dict[str, object] = {}
@@ -109,11 +108,11 @@ class Logged:
         except Exception as error:
             failure = defect(error, scope)
             if status and not complete:
-                raise _Ended from None  # the connection is closed: the answer must not look whole
+                raise _Ended from None  # closes the connection: the answer must not look complete
             if not complete:
                 await error_reply(failure, scope["path"])(scope, receive, with_id)
         finally:
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
             status = refused_status(scope) or int(str(notes.pop("status", status or 499)))
             self._metrics.request(_route(scope), status, seconds)
             if self._log is not None and not (scope["path"] in _QUIET and status < 500):
@@ -130,7 +129,8 @@ class Logged:
 
 
 def line_of(*words: object) -> str:
-    """A line of words with the time; no word can forge another line or move a terminal's cursor."""
+    """Returns a line of words with the time. Control characters are escaped, so that no word can forge
+    another line or move a terminal's cursor."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
     return " ".join([moment, *(printable(str(word), 300) for word in words)])
 
@@ -140,7 +140,7 @@ class _Ended(Exception):
 
 
 def _request_id(scope: Scope) -> str:
-    """The request's id: the client's, if it is short and plain, or a new one."""
+    """Returns the client's id of the request, if it is short and plain, or a new one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.fullmatch(given := value.decode("latin-1")):
             return str(given)
@@ -148,13 +148,12 @@ def _request_id(scope: Scope) -> str:
 
 
 def _route(scope: Scope) -> str:
-    """The path of the route, not of the request, which may have any number of values."""
+    """Returns the path of the route. The path of the request would have any number of values."""
     return str(getattr(scope.get("route"), "path", "other"))
 
 
 def defect(error: Exception, scope: Scope) -> APIError:
-    """The error for a client where this program fails. It says where to look; the log has the kind and place
-    of the failure."""
+    """Returns the client's error for an internal failure; the log has its kind and place."""
     scope[NOTES]["error"] = _where(error)
     if sys.flags.dev_mode:
         traceback.print_exception(error)
@@ -163,7 +162,7 @@ def defect(error: Exception, scope: Scope) -> APIError:
 
 
 def _where(error: Exception) -> str:
-    """The kind and place of an error. Its message is left out, because it may quote the request."""
+    """Returns the kind and place of an error. Its message is left out, because it may quote the request."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename.rpartition('hotcold/')[2]}:{frames[-1].lineno}" if frames else "?"
     return f"{type(error).__name__}@{place}"

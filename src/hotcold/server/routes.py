@@ -1,4 +1,4 @@
-"""The routes: each reads a body, has it translated, and answers with what the model writes."""
+"""The routes. Each one reads a body, translates it, and returns the model's answer."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
@@ -22,9 +22,9 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
 
 def api_routes(service: Service) -> list[BaseRoute]:
-    """All but the page's. Each has its path with and without ``/v1``."""
+    """Returns all routes except the page's, each with and without ``/v1`` before its path."""
     routes, messages, ollama = _Routes(service), AnthropicRoutes(service), OllamaRoutes(service)
-    own = LlamaCppRoutes(service)
+    llama_cpp = LlamaCppRoutes(service)
     table: list[tuple[str, str, Endpoint]] = [
         ("GET", "/health", routes.health),
         ("GET", "/metrics", routes.metrics),
@@ -32,9 +32,9 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("GET", "/models/{name:path}", routes.model),
         ("POST", "/chat/completions", routes.chat),
         ("POST", "/completions", routes.completions),
-        ("POST", "/completion", own.completion),
-        ("POST", "/infill", own.infill),
-        ("POST", "/apply-template", own.apply_template),
+        ("POST", "/completion", llama_cpp.completion),
+        ("POST", "/infill", llama_cpp.infill),
+        ("POST", "/apply-template", llama_cpp.apply_template),
         ("POST", "/responses", routes.responses),
         ("GET", "/responses/{id}", routes.response),
         ("DELETE", "/responses/{id}", routes.delete_response),
@@ -52,8 +52,8 @@ def api_routes(service: Service) -> list[BaseRoute]:
         ("GET", "/api/version", ollama.version),
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
-        ("GET", "/props", own.props),
-        ("GET", "/slots", own.slots),
+        ("GET", "/props", llama_cpp.props),
+        ("GET", "/slots", llama_cpp.slots),
         ("GET", "/openapi.json", routes.openapi),
     ]
     return [
@@ -65,14 +65,14 @@ def api_routes(service: Service) -> list[BaseRoute]:
 
 class _Routes(Reader):
     async def health(self, request: Request) -> Response:
-        """Tells everybody whether requests are taken, and nothing else."""
+        """Returns whether the server accepts requests, and nothing else, since it needs no key."""
         state, loaded = self._service.state, self._service.llm.loaded
         if state == "ready":
             return JSONReply({"status": "ok"})
         error = self._service.unavailable()
-        more = {"loaded": round(loaded, 3)} if state == "loading" else {}
+        progress = {"loaded": round(loaded, 3)} if state == "loading" else {}
         headers = {"Retry-After": str(error.retry_after)}
-        return JSONReply({"status": state, **more, **error.body()}, error.status, headers)
+        return JSONReply({"status": state, **progress, **error.body()}, error.status, headers)
 
     async def metrics(self, request: Request) -> Response:
         stats = await self._service.stats()
@@ -95,14 +95,14 @@ class _Routes(Reader):
         return await self._generated(request, responses.parse, "input")
 
     async def response(self, request: Request) -> Any:
-        """The response of an id. APIError: it is not kept, or a stream of it is asked for."""
+        """Returns a stored response. Raises APIError if it is not stored, or for a request of a stream."""
         id = request.path_params["id"]
         if request.query_params.get("stream", "false") != "false":
             raise invalid("stream: a response that is kept comes as a whole: leave it out", "stream")
-        found = await self._service.in_thread(self._service.facts.kept_responses.response, id)
-        if found is None:
+        response = await self._service.in_thread(self._service.facts.kept_responses.response, id)
+        if response is None:
             raise _no_response(id)
-        return self._large(found)
+        return self._large(response)
 
     async def delete_response(self, request: Request) -> Response:
         id = request.path_params["id"]

@@ -1,5 +1,5 @@
-"""Runs a server: it listens, loads the model, answers, and ends by a signal, or because the model could not
-be loaded or its process died."""
+"""Runs a server: it listens, loads the model, and answers. It ends by a signal, or when the model cannot be
+loaded or its process has died."""
 
 import asyncio
 import contextlib
@@ -30,14 +30,14 @@ from hotcold.server.settings import BACKLOG, Settings, listening_sockets
 
 EXIT_ENGINE = 70
 _EXIT_SECOND_SIGNAL = 130
-#: On Windows, what a program can send, and what the system sends where a console is closed, too.
+#: SIGBREAK exists on Windows only. A program can send it, and the system sends it when a console closes.
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
 _LOOK_S = 0.2  # seconds between checks of the engine process
-_SWITCH_S = 0.001  # the event loop gets Python's lock so soon, whatever other threads compute
-_ACCEPTED = 16  # connections in one turn of the event loop: those that are refused are closed in the next
+_SWITCH_S = 0.001  # limit of the event loop's wait for Python's global lock while other threads compute
+_ACCEPTED = 16  # connections accepted in one turn of the event loop; refused ones are closed in the next turn
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_LAST_ANSWERS_S = 5.0  # time to tell requests that the engine died
-_LAST_BYTES_S = 1.0  # time that clients have to read the ends of answers
+_LAST_ANSWERS_S = 5.0  # time to report to requests that the engine died
+_LAST_BYTES_S = 1.0  # time for clients to read the ends of answers
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Listening:
 
 
 def serve(llm: AsyncLLM, settings: Settings, alias: str | None, ready: Callable[[Listening], None]) -> int:
-    """Serves until a signal and returns the exit code. UserError: the address cannot be used, which is
-    checked before the model is loaded, or the model cannot be loaded."""
+    """Serves until a signal, and returns the exit code. Raises UserError if the address cannot be used,
+    before it loads the model, or if the model cannot be loaded."""
     settings = _with_possible_connections(settings)
     sockets = listening_sockets(settings)
     before = sys.getswitchinterval()
@@ -64,9 +64,10 @@ def serve(llm: AsyncLLM, settings: Settings, alias: str | None, ready: Callable[
 
 
 def _with_possible_connections(settings: Settings) -> Settings:
-    """The settings with as many connections as the system's limit of open files allows, which is raised."""
+    """Raises the system's limit of open files; returns the settings with the connections that fit."""
     files = raise_limit()
-    refused = REFUSED + 4 * (_ACCEPTED + 1)  # of IPv4 and IPv6: accepted in this turn and in the last one
+    # IPv4 and IPv6 sockets, accepted in this turn and in the last one
+    refused = REFUSED + 4 * (_ACCEPTED + 1)
     connections = most_connections(settings.connections, files, refused)
     if connections < settings.connections:
         seen = f"at most {connections} connections are taken, not {settings.connections}"
@@ -75,20 +76,20 @@ def _with_possible_connections(settings: Settings) -> Settings:
 
 
 class HTTPServer:
-    """Accepts connections and has an ASGI application answer their requests."""
+    """Accepts connections. An ASGI application answers their requests."""
 
     def __init__(self, app: ASGIApp, settings: Settings, rare: RareLines) -> None:
-        self.connections: set[Connection] = set()  #: that are open
+        self.connections: set[Connection] = set()  #: the open ones
         self.running: set[asyncio.Task[None]] = set()  #: tasks of requests
         self._make = partial(Connection, app, settings, rare, self.connections, self.running)
 
     async def serve(self, sockets: Iterable[socket.socket], stop: asyncio.Event) -> None:
-        """Serves until ``stop`` is set; then answers that have begun have a second to end."""
+        """Serves until ``stop`` is set; running answers then have a second to end."""
         loop = asyncio.get_running_loop()
         servers = []
         for each in sockets:
             servers.append(await loop.create_server(self._make, sock=each, backlog=_ACCEPTED))
-            each.listen(BACKLOG)  # many connections wait to be accepted, of which few are in one turn
+            each.listen(BACKLOG)  # the queue is long, though each turn accepts few
         await stop.wait()
         for server in servers:
             server.close()
@@ -140,8 +141,8 @@ class _Run:
         try:
             await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
             if not stop.done():
-                loading.result()  # UserError: the model cannot be loaded
-                # Each full collection would look at the vocabulary again: 40 ms without another thread.
+                loading.result()  # raises UserError if the model cannot be loaded
+                # Otherwise each full collection would scan the vocabulary: 40 ms without another thread.
                 gc.collect()
                 gc.freeze()
                 self._ready(Listening(_url(self._sockets[0]), service))
@@ -160,7 +161,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _caught_signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """The first signal lets requests finish; the second ends the process at once."""
+        """Catches signals: the first lets requests finish, the second ends the process at once."""
         before = {each: signal.getsignal(each) for each in _SIGNALS}
 
         def caught(number: int, frame: object = None) -> None:
@@ -181,9 +182,8 @@ class _Run:
 def http_server(
     service: Service, log: RequestLog | None, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app
 ) -> HTTPServer:
-    """Makes the server of a service, with its pages. ``wrap`` returns the application that answers requests
-    by the service's own one."""
-    logging.getLogger("asyncio").disabled = True  # it would write tracebacks and clients' data
+    """Makes the server of a service, with its pages. ``wrap`` may wrap the application."""
+    logging.getLogger("asyncio").disabled = True  # it would log tracebacks and clients' data
     app = make_app(service, log, [*page_routes(), *picture_routes(service)], is_page)
     return HTTPServer(wrap(app), service.settings, service.rare)
 
@@ -194,7 +194,7 @@ def _url(listening: socket.socket) -> str:
 
 
 def _note_error(rare: RareLines, told: dict[str, Any]) -> None:
-    """Notes the kind of an error outside of any request, without data of clients."""
+    """Logs the kind of an error outside of any request, without data of clients."""
     error = told.get("exception")
     if isinstance(error, OSError) and error.errno in _NO_FILES:
         rare.add(f"a connection has to wait: {error.strerror}; close connections, or allow more (ulimit -n)")

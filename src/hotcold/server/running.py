@@ -1,4 +1,4 @@
-"""The texts that one request asked for, generated beside each other."""
+"""The texts that one request asked for, generated at the same time."""
 
 import asyncio
 import time
@@ -15,8 +15,7 @@ from hotcold.server.metrics import Metrics
 
 
 class Running:
-    """Jobs of one request, while it is a context: leaving it cancels those that have not finished, and waits
-    until the engine was told."""
+    """The jobs of one request, as a context manager. Its exit cancels unfinished jobs and waits for that."""
 
     def __init__(
         self, llm: AsyncLLM, jobs: Sequence[Job], metrics: Metrics, at_once: int | None = None
@@ -42,23 +41,23 @@ class Running:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        # Also where this task itself is cancelled: what was asked of the engine must be taken back.
+        # Even if this task is cancelled, the engine must receive the cancellation of each job.
         await asyncio.shield(asyncio.gather(*self._tasks, return_exceptions=True))
 
     @property
     def left(self) -> int:
-        """How many jobs have not ended."""
+        """The number of jobs that have not ended."""
         return self._left
 
     @property
     def finished(self) -> bool:
-        """True if all jobs have ended well, and every piece was taken."""
+        """Whether all jobs have ended without an error and the caller has every piece."""
         return not self._left and not self._found and self._error is None
 
     async def take(self, patience_s: float) -> list[tuple[int, Piece]]:
-        """Pieces since the last call, with the index of their job; none where none came in time. The first
-        error of a job is raised after the pieces that came before it. The last piece of each job has the
-        finish reason ``stop`` or ``length``: any other end is an error."""
+        """Returns the pieces since the last call, each with the index of its job; an empty list after the
+        timeout. Raises the first error of a job after the pieces that preceded it. The last piece of each job
+        has the finish reason ``stop`` or ``length``: any other end is an error."""
         if not self._found and self._error is None and self._left:
             self._news.clear()
             try:
@@ -68,8 +67,8 @@ class Running:
                 return []
         if not self._found and self._error is not None:
             raise self._error
-        found, self._found = self._found, []
-        return found
+        pieces, self._found = self._found, []
+        return pieces
 
     def fail(self, error: Exception) -> None:
         """Ends the request with an error, unless all of its jobs have ended."""
@@ -81,7 +80,7 @@ class Running:
         self._news.set()
 
     async def _follow(self, index: int, job: Job) -> None:
-        """Collects the pieces of a job until it ends; an error of any job ends the collecting of all."""
+        """Collects the pieces of a job until it ends. An error of any job stops the collection of all."""
         self._metrics.begun()
         reason, last = "cancelled", 0.0
         try:
@@ -89,18 +88,19 @@ class Running:
                 async for piece in pieces:
                     if self._error is not None:
                         return
-                    if piece.ids or piece.finish_reason is not None:  # not only what a prompt was scored
+                    # a piece may have scores of the prompt only
+                    if piece.ids or piece.finish_reason is not None:
                         now = time.perf_counter()
                         self._measure(piece, now - last if last else None)
                         last = now
                     reason = piece.finish_reason or reason
                     if piece.finish_reason not in (None, "stop", "length"):
-                        piece = replace(piece, finish_reason=None)  # the end that comes next is an error
+                        piece = replace(piece, finish_reason=None)  # an error follows
                     self._found.append((index, piece))
                     self._news.set()
             if reason not in ("stop", "length"):
                 raise _cut_short()
-        except asyncio.CancelledError:  # also by a future of the engine's that was cancelled
+        except asyncio.CancelledError:  # also raised when a future of the engine was cancelled
             self._set_error(_cut_short())
             raise
         except Exception as error:

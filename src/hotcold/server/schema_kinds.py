@@ -11,7 +11,7 @@ MOMENT: Schema = {"type": "integer", "description": "Unix time, in seconds."}
 
 
 def object_of(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    """The schema of an object; all properties are required except the optional ones."""
+    """Returns the schema of an object; all properties are required except the optional ones."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required}
 

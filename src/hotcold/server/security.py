@@ -1,9 +1,8 @@
-"""Controls access to the server: by the host name of a request, by the web page that sends it, and by the
-key.
+"""Controls access to the server by a request's host name, by the web page that sends it, and by the key.
 
 A foreign web page may send requests to this machine through a visitor's browser. It cannot choose ``Origin``,
 so pages that are not on the list are refused. If its own name was made to point here (DNS rebinding),
-``Host`` has that name. A key protects against everybody else."""
+``Host`` has that name. A key protects against all other clients."""
 
 import hmac
 import ipaddress
@@ -26,21 +25,21 @@ _METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 _EXPOSED = "X-Request-Id, X-Hotcold-Left-Out, X-Hotcold-Not-Enforced, Retry-After"
 _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(:[0-9]+)?")
 _BEARER = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
-#: Names by which programs in containers call the machine that runs them. Nobody can register such a name
-#: (public DNS has no ``.internal``); only someone who controls this machine's names could put a page there. A
-#: request with the mark of a page is refused all the same, unless a key is needed anyway.
+#: Names by which programs in containers call the machine that runs them. Public DNS has no ``.internal``, so
+#: only a person who controls this machine's names could serve a page there. A request with the mark of a page
+#: is still refused, unless a key is required.
 _OF_CONTAINERS = frozenset(
     f"{name}.internal"
     for name in ("host.docker", "gateway.docker", "host.containers", "host.lima", "host.orb", "host.minikube")
 )
 _ALWAYS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
-#: Tells whether a path needs no key.
+#: Returns whether a path needs no key.
 Public = Callable[[str], bool]
 
 
 class Guard:
-    """Lets allowed requests through, and refuses the rest before their bodies are read."""
+    """Passes allowed requests on, and refuses the others before it reads their bodies."""
 
     def __init__(self, app: ASGIApp, settings: Settings, public: Public) -> None:
         self._app = app
@@ -74,12 +73,12 @@ class Guard:
         await (reply or self._app)(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope, headers: "_Headers", allowed: bool) -> Response | None:
-        """The answer to a refused request; None if it is allowed."""
+        """Returns the answer to a refused request; None if the request is allowed."""
         try:
             if scope["http_version"] not in ("1.0", "1.1"):
                 seen = f"HTTP/{scope['http_version']} is not supported"
                 raise APIError(f"{seen}: send the request by HTTP/1.1", code="invalid_http")
-            if scope["path"] not in ("/health", "/v1/health"):  # monitors call it by any name
+            if scope["path"] not in ("/health", "/v1/health"):  # monitors use any name
                 self._check_host(headers)
             if "origin" in headers and not allowed:
                 fix = "the server's --cors-origin allows web pages"
@@ -94,7 +93,7 @@ class Guard:
 
     def _check_host(self, headers: "_Headers") -> None:
         host = headers.get("host")
-        if host is None:  # HTTP/1.0, which no browser speaks
+        if host is None:  # HTTP/1.0, which no browser sends
             return
         name = host_name(host)
         if name is None:
@@ -130,13 +129,13 @@ class Guard:
             raise _unauthorized("the API key is wrong")
 
     def _is_key(self, given: bytes) -> bool:
-        """Compares with every key, so that the time tells nothing about them."""
-        found = digest(given.decode("latin-1"))
-        return bool(sum([hmac.compare_digest(found, key) for key in self._keys]))
+        """Compares with every key, so that the time reveals nothing about them."""
+        hashed = digest(given.decode("latin-1"))
+        return bool(sum([hmac.compare_digest(hashed, key) for key in self._keys]))
 
 
 class _Headers(Mapping[str, str]):
-    """Header fields by name in lower case; the first of several with one name."""
+    """Header fields by name in lower case, with the first value of repeated fields."""
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
         self._values: dict[str, list[bytes]] = {}
@@ -157,15 +156,15 @@ class _Headers(Mapping[str, str]):
 
 
 def from_browser(headers: Mapping[str, str]) -> bool:
-    """True if a request has a mark that browsers add to the requests of pages, and programs do not."""
+    """Returns whether a request has a header that browsers, but not programs, add to requests of pages."""
     return any(name in headers for name in _MARKS)
 
 
 def _bearer(value: bytes) -> bytes:
-    found = _BEARER.fullmatch(value)
-    if not found:
+    match = _BEARER.fullmatch(value)
+    if not match:
         raise _unauthorized("Authorization is to be `Bearer KEY`")
-    return found[1]
+    return match[1]
 
 
 def _forbidden(message: str, code: str) -> APIError:
@@ -186,18 +185,18 @@ def _preflight(headers: _Headers) -> Response:
 
 
 def host_name(host: str) -> str | None:
-    """The name in ``name``, ``name:port`` or ``[address]:port``, in lower case and without a final dot. None:
-    the text has another form."""
-    found = _HOST.fullmatch(host)
-    if found is None:
+    """Returns the name in ``name``, ``name:port`` or ``[address]:port``, in lower case and without a final
+    dot; None if the text has another form."""
+    match = _HOST.fullmatch(host)
+    if match is None:
         return None
-    name, address = found["name"], found["address"]
-    known = HOST_NAME.fullmatch(name) if address is None else ":" in address and _is_address(address)
-    return (address or name.removesuffix(".")).lower() if known else None
+    name, address = match["name"], match["address"]
+    valid = HOST_NAME.fullmatch(name) if address is None else ":" in address and _is_address(address)
+    return (address or name.removesuffix(".")).lower() if valid else None
 
 
 def _is_address(name: str) -> bool:
-    """True for an address, which nobody can make point elsewhere."""
+    """Returns whether a name is an address, which no DNS server can redirect."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Sends replies to clients that may read slowly, or go away."""
+"""Sends replies to clients that may read slowly or disconnect."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -16,11 +16,11 @@ T = TypeVar("T")
 #: Calls a function in a thread.
 InThread = Callable[..., Awaitable[Any]]
 
-_PART_BYTES = 256 << 10  # written in one call of a thread
+_PART_BYTES = 256 << 10  # limit of the bytes that a thread writes in one call
 
 
 class Sending:
-    """Sends, and drops the connection of a client that reads nothing."""
+    """Sends messages, and drops the connection of a client that does not read."""
 
     def __init__(self, scope: Scope, send: Send, patience_s: float) -> None:
         self._scope, self._send, self._patience_s = scope, send, patience_s
@@ -44,9 +44,12 @@ class Sending:
         await response(self._scope, _never, self.send)
 
     async def json(
-        self, value: Callable[[], Any], in_thread: InThread, told: Callable[[bool], None] = lambda last: None
+        self,
+        value: Callable[[], Any],
+        in_thread: InThread,
+        told: Callable[[bool], None] = lambda last: None,
     ) -> None:
-        """Sends a value as JSON. Threads make and write it, part by part, so that a large one delays no other
+        """Sends a value as JSON. Threads make and write it in parts, so that a large value delays no other
         request. ``told`` is called before each part is sent, with whether it is the last one."""
         parts: Iterator[bytes] | None = None
 
@@ -54,8 +57,8 @@ class Sending:
             nonlocal parts
             parts = json_parts(value()) if parts is None else parts
             data = bytearray()
-            for each in parts:
-                data += each
+            for json_part in parts:
+                data += json_part
                 if len(data) >= _PART_BYTES:
                     return bytes(data), False
             return bytes(data), True
@@ -72,7 +75,7 @@ class Sending:
 
 
 class LargeReply:
-    """The response of a route whose JSON may be large; see :meth:`Sending.json`."""
+    """A response whose JSON may be large; see :meth:`Sending.json`."""
 
     def __init__(self, value: Any, in_thread: InThread, patience_s: float) -> None:
         self._value, self._in_thread, self._patience_s = value, in_thread, patience_s
@@ -87,7 +90,7 @@ class LargeReply:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, which is cancelled when the client goes. APIError: it has gone."""
+    """Returns the result of a coroutine. Cancels it and raises APIError if the client disconnects."""
     task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -101,7 +104,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has gone. What it sends is not read: its request is complete."""
+    """Returns when the client has disconnected; discards what it sends, since the request is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

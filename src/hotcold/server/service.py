@@ -1,4 +1,4 @@
-"""The server's state: the model, what may be told of it, and whether requests are taken."""
+"""The server's state: the model, its public facts, and whether the server accepts requests."""
 
 import asyncio
 import contextlib
@@ -35,25 +35,25 @@ State = Literal["loading", "ready", "draining", "failed"]
 
 _STATS_S = 2.0
 _LONG_TEXT = "Once upon a time " * 20
-_THREADS = 4  # for JSON of replies, a part at a time
+_THREADS = 4  # they write the JSON of replies in parts
 
-#: A request for what the model writes.
+#: A request for the model's output.
 Call: TypeAlias = ChatCall | CompletionCall | NativeCall | EmbeddingsCall
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that can run: its jobs, and what makes the reply of their pieces."""
+    """A request that can run: its jobs, and the reply that converts their pieces."""
 
     jobs: list[Job]
     reply: Reply
     stream: bool
-    left_out: str  #: tools that run elsewhere, and the parts of its texts that no token can spell
+    left_out: str  #: tools that run elsewhere, and the characters of its texts that no token can encode
 
 
 class Service:
-    """The model, settings and state that routes share. Until :meth:`load` has returned, requests are
-    refused."""
+    """The model, settings and state that routes share. It refuses requests until :meth:`load` has
+    returned."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Service:
         self.llm = llm
         self.settings = settings
         self.metrics = Metrics()
-        self.rare = RareLines(write)  #: lines on stderr about causes that strangers may repeat
+        self.rare = RareLines(write)  #: notes on stderr about causes that unauthenticated clients can repeat
         self._alias = alias
         self._draining = False
         self._facts: Facts | None = None
@@ -75,7 +75,6 @@ class Service:
         self._running: set[Running] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        #: threads for requests
         self.preparing = Preparing()
         self._threads = ThreadPoolExecutor(_THREADS, "hotcold-front")
 
@@ -89,21 +88,21 @@ class Service:
 
     @property
     def facts(self) -> Facts:
-        """Facts of the model. APIError: it takes no requests now."""
+        """The model's facts. Raises APIError if the server does not accept requests now."""
         self.check()
         assert self._facts is not None
         return self._facts
 
     async def load(self) -> None:
-        """Loads the model. UserError: it cannot be loaded."""
+        """Loads the model. Raises UserError if it cannot be loaded."""
         await self.llm.start()
         await self.llm.ready()
         info = self.llm.info
         self._chat = Chat(self.llm.tokenizer, self.llm.metadata, info.name)
-        self._threads.submit(self._meet_long_text)
+        self._threads.submit(self._prepare_long_texts)
         if info.template is not None:  # agents send tools with their first request
             self.llm.prepare_grammars()
-            self._threads.submit(self.template_facts)  # which starts a process of templates
+            self._threads.submit(self.template_facts)  # starts a process for templates
         pooling, not_pooled = _pooling(self.llm)
         names = (*([info.name] if self._alias else []), self.settings.hub_name)
         self._facts = Facts(
@@ -130,8 +129,8 @@ class Service:
             open_schemas=self.settings.open_schemas,
         )
 
-    def _meet_long_text(self) -> None:
-        """Has the tokenizer make its tables for long texts, so that no request waits for them."""
+    def _prepare_long_texts(self) -> None:
+        """Makes the tokenizer build its tables for long texts, so that no request waits for them."""
         self.llm.tokenizer.least_tokens(_LONG_TEXT)
         self.llm.tokenizer.encode(_LONG_TEXT)
 
@@ -142,11 +141,11 @@ class Service:
 
     @property
     def busy(self) -> int:
-        """How many texts are generated, or wait for that."""
+        """The number of texts that are generated or wait."""
         return sum(each.left for each in self._running)
 
     def template_facts(self) -> TemplateFacts:
-        """The chat template and what it can do, found out once; not for the event loop's thread."""
+        """Returns the chat template and its abilities, determined once. Not for the event loop's thread."""
         if self._template is None:
             assert self._chat is not None
             with_tools = self.llm.metadata.get("tokenizer.chat_template.tool_use")
@@ -158,7 +157,7 @@ class Service:
         return self._template
 
     def prompt_text(self, call: ChatCall) -> str:
-        """The text of a conversation's prompt; slow and with errors as :meth:`chat_jobs`."""
+        """Returns the text of a conversation's prompt. Time and errors are those of :meth:`prepare`."""
         assert self._chat is not None
         return self._chat.text(
             [normal(each) for each in call.messages],
@@ -169,26 +168,26 @@ class Service:
         )
 
     def check(self) -> None:
-        """APIError: requests are not taken now."""
+        """Raises APIError if the server does not accept requests now."""
         if self.state != "ready":
             raise self.unavailable()
 
     def unavailable(self) -> APIError:
-        """Why requests are not taken."""
+        """Returns the error that says why the server does not accept requests."""
         message, code, retry_after = _UNAVAILABLE[self.state]
         return APIError(message, status=503, type="unavailable_error", code=code, retry_after=retry_after)
 
     def prepare(self, call: Call) -> "Prepared":
         """Makes the jobs of a call and its reply. It renders templates and encodes texts, so it never runs in
-        the event loop's thread. UserError: the template refuses the conversation; RequestError, APIError: the
-        prompt is too long."""
+        the event loop's thread. Raises UserError if the template refuses the conversation; RequestError or
+        APIError if the prompt is too long."""
         tokenizer = self.llm.tokenizer
         if not isinstance(call, ChatCall):
             prompts = call.encode()
             jobs, reply = call.jobs(prompts), call.reply(prompts)
             return Prepared(jobs, reply, call.stream, tokenizer.left_out(texts_of(call.texts)))
         chat = self._chat
-        assert chat is not None  # what was asked before draining began is answered
+        assert chat is not None  # requests that arrived before draining began are still answered
         messages = [normal(each) for each in call.messages]
         ids = self._ids(call, messages, call.facts.context)
         thought = chat.thought(
@@ -224,12 +223,11 @@ class Service:
         )
 
     async def in_thread(self, function: Callable[..., T], *values: Any) -> T:
-        """Calls a function in a thread, for work of some milliseconds; :attr:`preparing` is for requests."""
+        """Calls a function that takes some milliseconds in a thread; :attr:`preparing` is for requests."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *values)
 
     async def stats(self) -> ProcessStats | None:
-        """The engine's figures, with its steps since they were asked for last; None where it has none or does
-        not answer."""
+        """Returns the engine's figures and its steps since the last call; None without an answer."""
         if self.llm.status != "ready":
             return None
         with contextlib.suppress(TimeoutError, RequestError):
@@ -239,7 +237,7 @@ class Service:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """While there is a request that shutting down waits for: it may still be read."""
+        """Counts a request that shutdown waits for, even while its body is still read."""
         self._requests += 1
         self._idle.clear()
         try:
@@ -251,7 +249,7 @@ class Service:
 
     @contextlib.contextmanager
     def counted(self, running: Running) -> Iterator[None]:
-        """While something runs that is ended where shutting down cannot wait longer."""
+        """Registers texts that shutdown ends after its time limit."""
         self._running.add(running)
         try:
             yield
@@ -259,7 +257,7 @@ class Service:
             self._running.discard(running)
 
     async def drain(self, seconds: float) -> None:
-        """Takes no more requests, lets those that run go on for a while, then ends them with an error."""
+        """Refuses new requests, waits for the running ones for a time, then ends them with an error."""
         self._draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -271,7 +269,7 @@ class Service:
                 await self._idle.wait()
 
     def close(self) -> None:
-        """Ends threads, and the processes of templates."""
+        """Ends the threads, and the processes for templates."""
         if self._chat is not None:
             self._chat.close()
         self.rare.close()
@@ -288,7 +286,7 @@ def _pooling(llm: AsyncLLM) -> tuple[Pooling | None, str]:
 
 
 def _meta(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the file's facts about its model, by the names of llama.cpp's ``/v1/models``."""
+    """Returns facts of the model file, by the names of llama.cpp's ``/v1/models``."""
     prefix = metadata.get("general.architecture")
     keys = {"n_ctx_train": f"{prefix}.context_length", "n_embd": f"{prefix}.embedding_length"}
     return {name: value for name, key in keys.items() if isinstance(value := metadata.get(key), int)}

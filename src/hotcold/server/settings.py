@@ -28,41 +28,45 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8080  #: 0 takes a free one
-    keys: tuple[bytes, ...] = ()  #: SHA-256 of each key; empty: everybody who reaches the port may use it
-    allow_hosts: tuple[str, ...] = ()  #: names in ``Host`` besides this machine's; ``*``: any
-    #: origins of web pages that may use it, besides this machine's own; see :mod:`hotcold.server.origins`
+    keys: tuple[bytes, ...] = ()  #: SHA-256 of each key; empty: any client that reaches the port may use it
+    allow_hosts: tuple[str, ...] = ()  #: names in ``Host`` in addition to this machine's; ``*``: any
+    #: origins of web pages that may use the server, in addition to this machine's; see
+    #: :mod:`hotcold.server.origins`
     cors_origins: tuple[str, ...] = ()
     public_without_key: bool = False
-    open_schemas: bool = False  #: whether objects are as open as the JSON Schema standard has them
-    hub_name: str = ""  #: name of the model on the Hugging Face hub; clients may ask for it, too
+    #: whether objects allow other properties by default, as in the JSON Schema standard
+    open_schemas: bool = False
+    hub_name: str = ""  #: name of the model on the Hugging Face hub, an alias for clients
     log: bool = True  #: whether each request is logged to stderr
-    timeout_s: float = 600  #: limit of the wait in the queue, and of the time without a new token
-    deadline_s: float | None = None  #: limit of a whole request, waiting included
-    drain_s: float = 30  #: how long running requests may go on after SIGTERM
+    timeout_s: float = 600  #: limit of the wait in the queue, and of the time between two tokens
+    deadline_s: float | None = None  #: limit of a whole request, queue included
+    drain_s: float = 30  #: time for running requests to finish after SIGTERM
     connections: int = 512  #: limit of open connections
     body_bytes: int = 4 << 20  #: limit of a request's body
     body_s: float = 60  #: limit until a body has arrived
     head_s: float = 15  #: limit until a request's headers have arrived
     head_bytes: int = 32 << 10  #: limit of these headers
     idle_s: float = 60  #: time until a connection without a request is closed
-    write_s: float = 60  #: time that a client has to read when its connection is full
-    ping_s: float = 10  #: time until a silent stream sends a comment
+    write_s: float = 60  #: limit of the wait for a client that does not read
+    ping_s: float = 10  #: time until a silent stream sends a ping
     depth: int = 128  #: limit of nested arrays and objects
     #: defaults of requests, as fields of ``SamplingParams``
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
-    thinking_budget: int | None = None  #: limit of its thinking if the request sets none; None: no limit
+    max_tokens: int | None = None  #: default limit of an answer's tokens; None: the route's
+    thinking_budget: int | None = None  #: default limit of an answer's thinking; None: none
 
 
 def digest(key: str) -> bytes:
-    """The digest of a key for comparisons. Digests have one length, so comparing them tells nothing."""
+    """Returns the digest of a key. Digests have one length, so comparisons of them reveal nothing."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def api_keys(path: Path | None) -> tuple[bytes, ...]:
-    """Digests of the keys in a file, one per line (empty lines and lines with ``#`` first are ignored), or of
-    the key in the environment. UserError: the file has no key, has a line that no client can send, or is no
-    regular file (a pipe or a device may never end). OSError: it cannot be opened."""
+    """Returns digests of the keys in a file, or of the key in the environment. A file has one key per line;
+    empty lines and lines that begin with ``#`` are ignored.
+
+    Raises UserError if the file has no key, or a line that no client can send. Also raises it if the file is
+    not regular: a pipe or a device may never end. Raises OSError if it cannot be opened."""
     if path is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
         return (_digest(key, f"${KEY_VARIABLE}"),) if key else ()
@@ -86,29 +90,29 @@ def _text_of_keys(file: RegularFile) -> str:
 
 
 def _digest(key: str, place: str) -> bytes:
-    if not _KEY.fullmatch(key):  # the key itself must not be printed
+    if not _KEY.fullmatch(key):  # the message must not contain the key
         raise UserError(f"{place}: a key has 1 to 512 characters, printable ASCII without spaces")
     return digest(key)
 
 
 def check_host(name: str) -> str:
-    """Checks a name for ``--allow-host``, and returns it in lower case."""
+    """Validates a name for ``--allow-host``, and returns it in lower case."""
     if name != "*" and not HOST_NAME.fullmatch(name):
         raise UserError(f"host {name!r:.80}: a name such as llm.example.org, without a port, or * for any")
     return name.lower().rstrip(".")
 
 
 def listening_sockets(settings: Settings) -> list[socket.socket]:
-    """Opens the sockets that listen at the address of ``settings``. UserError: the address is public and
-    there is no key; the name is unknown; the port is in use, or not for this user."""
+    """Opens the sockets that listen at the address of ``settings``. Raises UserError for a public address
+    without a key, an unknown name, or a port that is in use or not permitted."""
     host, port = settings.host, settings.port
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UserError(
             f"host {host!r:.80}: {getattr(error, 'strerror', None) or 'not a host name'}"
         ) from None
-    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
     _check_public(settings, [str(address[0]) for _, address in addresses])
     sockets: list[socket.socket] = []
     try:

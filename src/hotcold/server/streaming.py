@@ -1,5 +1,4 @@
-"""Answers that a model writes: at once, or piece by piece as server-sent events. Both end the work when the
-client goes."""
+"""The model's answers, sent at once or as a stream of events. A disconnect cancels their jobs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,13 +20,13 @@ from hotcold.server.service import Service
 
 _HEADERS = [
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies pass events on at once
+    (b"x-accel-buffering", b"no"),  # proxies forward events at once
 ]
 
 
 class Answer:
-    """The response of a route: runs the jobs and sends what ``reply`` makes of their pieces. ``field`` is
-    where the prompt came in."""
+    """The response of a route. It runs the jobs and sends the reply that ``reply`` makes from their pieces.
+    ``field`` is the field of the prompt, for error messages."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Answer:
         self._stream, self._field = stream, field
         self._frames = FRAMES[reply.framing]
         self._started = False
-        self._complete = False  # all is sent, but perhaps not yet on its way
+        self._complete = False  # the last part was passed to the connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work(scope, send))
@@ -51,7 +50,7 @@ class Answer:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-            if not self._complete:  # else it is about to end by itself
+            if not self._complete:  # otherwise the task is about to end
                 work.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
         if work.cancelled():
@@ -91,7 +90,7 @@ class Answer:
 
     async def _events(self, running: Running, sending: Sending) -> None:
         patience = self._service.settings.ping_s
-        # An error before there is anything to send is told by a status.
+        # An error before the first event is reported by a status.
         pieces = await running.take(patience)
         headers = [(b"content-type", self._frames.content_type), *_HEADERS]
         await sending.start(headers)
@@ -118,7 +117,7 @@ class Answer:
         return self._frames.lines(events)
 
     def _as_api_error(self, error: Exception, scope: Scope) -> APIError:
-        """Returns the error for the client, and notes it for the log."""
+        """Returns the error for the client, and records it for the log."""
         if isinstance(error, RequestError):
             error = from_job(error, self._field, grammar_param(self._jobs))
         if not isinstance(error, APIError):
@@ -128,7 +127,7 @@ class Answer:
 
     async def _fail(self, error: APIError, scope: Scope, sending: Sending) -> None:
         if self._started and not self._stream:
-            raise error  # the connection is closed: JSON that was cut off must not look whole
+            raise error  # closes the connection: incomplete JSON must not look complete
         self._complete = True
         if not self._started:
             await sending.response(error_reply(error, scope["path"]))

@@ -1,4 +1,4 @@
-"""Rewrites the targets of requests, which clients write in several forms, to the form that routes know."""
+"""Rewrites the targets of requests, which clients write in several forms, to the form of the routes."""
 
 import re
 from typing import Any
@@ -11,9 +11,10 @@ _SLASHES = re.compile(r"//+")
 
 
 class PlainTarget:
-    """Reduces targets to a path without doubled slashes. A base URL that ends with a slash and a path that
-    begins with one make ``//v1/models``; a proxy's client writes ``http://host/v1/models``, whose host counts
-    instead of that in ``Host`` (RFC 9112, 3.2.2)."""
+    """Reduces targets to a path without repeated slashes.
+
+    A base URL that ends with a slash and a path that begins with one make ``//v1/models``. A proxy's client
+    sends ``http://host/v1/models``; its host overrides ``Host`` (RFC 9112, 3.2.2)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -25,13 +26,13 @@ class PlainTarget:
 
 
 def _plain(scope: Scope) -> dict[str, Any]:
-    """The changed entries of the scope."""
+    """Returns the entries of the scope that change."""
     changed: dict[str, Any] = {}
     raw = scope.get("raw_path", b"").decode("latin-1") or scope["path"]
-    if found := _ABSOLUTE.fullmatch(raw):
-        host, raw = found[1], found[2] or "/"
-        others = [(name, value) for name, value in scope["headers"] if name.lower() != b"host"]
-        changed = {"headers": [(b"host", host.encode("latin-1")), *others], "path": unquote(raw)}
+    if match := _ABSOLUTE.fullmatch(raw):
+        host, raw = match[1], match[2] or "/"
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"host"]
+        changed = {"headers": [(b"host", host.encode("latin-1")), *headers], "path": unquote(raw)}
     path = str(changed.get("path", scope["path"]))
     if "//" in path:
         changed["path"] = _SLASHES.sub("/", path)

@@ -1,1 +1,1 @@
-"""Shows which neurons fire for a request that somebody watches."""
+"""Shows which neurons are active for a watched request."""

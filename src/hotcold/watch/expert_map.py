@@ -1,6 +1,6 @@
-"""Maps the experts of a model whose activation gives no zeros to cells: each layer is a column of them.
+"""Maps the experts of a model to cells, if its activation gives no zeros. Each layer is a column of cells.
 
-Every neuron of an expert that was chosen works there, so which experts were chosen is all that differs."""
+Every neuron of a chosen expert is active, so the chosen experts are the only difference between tokens."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ from hotcold.watch.neuron_map import (
 
 
 class ExpertMap:
-    """Reduces masks of fired neurons to the experts that were chosen."""
+    """Reduces masks of active neurons to the chosen experts."""
 
     def __init__(self, model: LoadedModel) -> None:
         layers = range(model.config.layers)
@@ -52,7 +52,7 @@ class ExpertMap:
         return -(-len(self._sizes) * self.layout.bits // 8)
 
     def seen(self, masks: Sequence[Masks], row: int) -> Bools:
-        """Which experts of all layers one row chose, by the layers' masks ``[rows, words]``."""
+        """Returns the experts of all layers that one row chose, from the layers' masks ``[rows, words]``."""
         chosen = []
         for mask, parts in zip(masks, self._words, strict=True):
             fired = np.cumsum(np.append(0, mask[row] != 0))
@@ -61,20 +61,20 @@ class ExpertMap:
         return np.concatenate(chosen)
 
     def cells(self, seen: Bools) -> tuple[str, list[tuple[int, int]]]:
-        """As :meth:`NeuronMap.cells`, of what :meth:`seen` gave for each token; none is hot."""
+        """Returns the cells of the tokens' :meth:`seen`, like :meth:`NeuronMap.cells`; no expert is hot."""
         text = packed_cells(seen.astype(np.uint8), self._sizes, self._starts, self.layout.bits)
         return text, [(0, int(n)) for n in seen.sum(1)]
 
 
 def shown_map(model: LoadedModel) -> NeuronMap | ExpertMap:
-    """Returns a map of the neurons; or of the experts, where all neurons of one work for a token."""
+    """Returns a map of the neurons, or of the experts if all neurons of a chosen expert are active."""
     layers = range(model.config.layers)
-    some = any((each := model.config.experts_of(i)) and each.count > each.chosen for i in layers)
-    return ExpertMap(model) if some and not gives_zeros(model) else NeuronMap(model)
+    chooses_experts = any((each := model.config.experts_of(i)) and each.count > each.chosen for i in layers)
+    return ExpertMap(model) if chooses_experts and not gives_zeros(model) else NeuronMap(model)
 
 
 def _words(model: LoadedModel, layer: int) -> list[tuple[Ints, Ints]]:
-    """Where the words of each expert begin and end in its layer's mask; twice where the layer is split."""
+    """Returns the ranges of each expert's words in its layer's mask; two in a split layer."""
     experts = model.config.experts_of(layer)
     if experts is None:
         return []

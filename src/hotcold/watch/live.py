@@ -1,7 +1,7 @@
-"""Which neurons fire for a request that somebody watches, while it runs.
+"""Which neurons are active for a watched request, while it runs.
 
-In steps without a watched request nothing is collected, and programs are what they always are. A step with
-one runs programs whose FFNs also report what fired (:meth:`Session.watched`)."""
+Steps without a watched request collect nothing and run unchanged programs. Steps with one run programs whose
+FFNs also report the active neurons (:meth:`Session.watched`)."""
 
 import time
 from collections.abc import Sequence
@@ -18,50 +18,52 @@ from hotcold.watch.expert_map import shown_map
 from hotcold.watch.memory_use import MemoryUse, memory_use
 from hotcold.watch.neuron_map import MapLayout
 
-FRAME_S = 0.1  #: between frames with cells
-_RATES_S = 1.0  # that rates are of
-_MOST_BYTES = 128 << 10  # of a frame's cells; tokens beyond have none
+FRAME_S = 0.1  #: time between frames with cells
+_RATES_S = 1.0  # time that rates are measured over
+_MOST_BYTES = 128 << 10  # limit of a frame's cells; tokens beyond it have none
 
 
 @dataclass(frozen=True)
 class Rates(DiskFigures):
-    """Rates of the last second, or since the first token if that is less. None where nothing was to
-    measure. Those of the disk are the whole engine's."""
+    """Rates of the last second, or since the first token if that is more recent; None: nothing to measure.
+    Rates of the disk are the whole engine's."""
 
-    tok_s: float | None  #: of this request alone
-    gb_s: float | None  #: 1e9 bytes of weights, keys and values that the whole engine read a second
-    gpu_share: float | None  #: of the bytes of weights read for this request's steps
-    guessed: int = 0  #: tokens of this request so far that were guessed and verified
-    accepted: int = 0  #: of those, the ones that were right
+    tok_s: float | None  #: of this request
+    gb_s: float | None  #: weights, keys and values that the whole engine reads, in 1e9 bytes a second
+    gpu_share: float | None  #: the GPU's share of the bytes of weights read for this request's steps
+    guessed: int = 0  #: draft tokens of this request so far
+    accepted: int = 0  #: accepted draft tokens
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A watched request's figures for the tokens of a piece. The first token comes from the prompt, which is
+    """Figures of a watched request for the tokens of a piece. The first token comes from the prompt, which is
     computed densely: it has no cells."""
 
-    tokens: int  #: of the answer, up to the end of the piece's text
-    of: tuple[int, ...] = ()  #: which tokens of the answer have cells here; the first is 0
-    #: base64: which cells fired to choose each of ``of``, as :meth:`NeuronMap.cells` has them
+    tokens: int  #: tokens of the answer up to the end of the piece's text
+    #: indices of the answer's tokens that have cells in this frame; the first token is 0
+    of: tuple[int, ...] = ()
+    #: base64: the active cells of each token in ``of``, in the form of :meth:`NeuronMap.cells`
     cells: str = ""
-    fired: tuple[tuple[int, int], ...] = ()  #: for each of ``of``: how many hot and cold neurons, or experts
+    #: for each token in ``of``: number of active hot and cold neurons, or experts
+    fired: tuple[tuple[int, int], ...] = ()
     rates: Rates | None = None
-    note: str = ""  #: in the first frame: why none has cells, where that is not the model's nature
+    note: str = ""  #: in the first frame: why no token has cells, unless the model itself is the reason
 
     def plain(self) -> dict[str, Any]:
-        """Returns the fields as events of a stream have them, without empty ones."""
+        """Returns the fields for an event of a stream, without empty ones."""
         return {name: value for name, value in asdict(self).items() if value or name == "tokens"}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """The facts that somebody who watches needs once."""
+    """Constant facts for a client that shows the active neurons."""
 
     layout: MapLayout
     memory: tuple[MemoryUse, ...]
-    sparsity: str  #: the mode in force
+    sparsity: str  #: the mode in use
     threads: int | None
-    gpu: str  #: its name, or that of what plays its part; empty without one
+    gpu: str  #: name of the GPU or of its substitute; empty without one
     notes: tuple[str, ...]
 
     @classmethod
@@ -75,7 +77,7 @@ class Picture:
 
 
 class Live:
-    """Follows the watched requests of a session, which share it; made for the first of them."""
+    """Follows all watched requests of a session. The first watched request creates it."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -88,58 +90,57 @@ class Live:
                 self.watched = session.watched(strongest=layout.unit == "strongest")
             except GPUMemoryError as error:
                 self.note = f"which neurons fire cannot be shown, only figures: {error}"
-        # Tokens of one frame. A GPU is asked for the masks of each layer: less often.
+        # Limit of tokens in a frame. Reading a GPU's masks of each layer is slow, so it happens less often.
         self.most = 1 if session.model.on_gpus else max(1, _MOST_BYTES // max(1, self.map.nbytes))
 
     def due(self, decode: Sequence[tuple["Watchable", int]]) -> Watched | None:
-        """Returns how the next step is to be watched, for whoever watches one of its decode rows; None: it is
-        not."""
+        """Returns the object that watches the next step; None if no watched request decodes in it."""
         due = any(each.viewer is not None and not each.viewer.is_full(self.most) for each, _ in decode)
         return self.watched if due else None
 
     def take(self, decode: Sequence[tuple["Watchable", int]]) -> None:
-        """Notes what fired in a step for those of its decode rows that are watched, before their tokens are
-        chosen; each has a number, that of the token of the answer which it chooses."""
+        """Records the active neurons of the watched decode rows of a step, before the rows' tokens are
+        sampled. Each row has the index of its token in the answer."""
         assert self.watched is not None
         masks: list[npt.NDArray[np.uint64]] = []
         for row, (request, token) in enumerate(decode):
             if (viewer := request.viewer) is None or viewer.is_full(self.most):
                 continue
-            if token < len(request.output):  # of a prompt, or known already
+            if token < len(request.output):  # a row of a prompt, or of a token that is already known
                 continue
             masks = masks or self.watched.fired(len(decode))
             viewer.note(token, self.map.seen(masks, row))
 
 
 class Watchable(Protocol):
-    """A request."""
+    """The fields of a request that :class:`Live` reads."""
 
     viewer: "Viewer | None"
     output: list[int]
 
 
 class Viewer:
-    """Belongs to one request: collects what its frames tell."""
+    """Collects the data of one request's frames."""
 
     def __init__(self) -> None:
-        self.live: Live | None = None  # set when the engine gets the request
-        #: as the map has them, by the token that was chosen then
+        self.live: Live | None = None  # set when the request is added to the engine
+        #: index of a token -> masks, in the map's form
         self._masks: dict[int, npt.NDArray[Any]] = {}
-        self._next = 0.0  # when the next frame with cells is due
-        self._moments: list[_Moment] = []  # of the last second
+        self._next = 0.0  # time of the next frame with cells
+        self._moments: list[_Moment] = []  # within the last second
 
-    def is_full(self, most: int) -> bool:
-        return len(self._masks) >= most
+    def is_full(self, limit: int) -> bool:
+        return len(self._masks) >= limit
 
     def note(self, token: int, seen: npt.NDArray[Any]) -> None:
         self._masks[token] = seen
 
     def forget(self, tokens: int) -> None:
-        """Forgets what was noted for tokens of the answer beyond so many: they were guessed wrong."""
+        """Removes the masks after the first ``tokens`` of the answer: they were of rejected draft tokens."""
         self._masks = {token: masks for token, masks in self._masks.items() if token < tokens}
 
     def frame(self, tokens: int, *, last: bool) -> Frame:
-        """Makes the frame of the piece that ends with so many tokens of the answer."""
+        """Returns the frame of a piece. The piece ends after ``tokens`` tokens of the answer."""
         now = time.perf_counter()
         if self.live is None or (now < self._next and not last):
             return Frame(tokens)
@@ -163,13 +164,13 @@ class Viewer:
 
 @dataclass(frozen=True)
 class _Moment:
-    """Counts up to one moment."""
+    """Counters at one time."""
 
     time: float
     tokens: int
     counters: Counters
-    sides: npt.NDArray[np.int64]  # of Watched.counts
-    steps: int  # that these are of
+    sides: npt.NDArray[np.int64]  # Watched.counts
+    steps: int  # number of steps in ``sides``
 
     @classmethod
     def of(cls, live: Live, now: float, tokens: int) -> Self:
@@ -196,7 +197,7 @@ class _Moment:
 
 
 def _bytes_read(live: Live, counters: Counters, sides: npt.NDArray[np.int64], steps: int) -> tuple[int, int]:
-    """Bytes of weights that the GPU and the CPU read in some steps, of which ``counters`` may have more."""
+    """Returns the bytes of weights that the GPU and the CPU read in ``steps``; ``counters`` may have more."""
     model, footprint = live.session.model, live.session.footprint
     by_layer = bytes_of_rows(sides, footprint.row_bytes).sum(2)  # [2, layers]
     if live.watched is None:

@@ -1,4 +1,4 @@
-"""Counts the memory of a loaded model and a session, by kind and by side."""
+"""Memory of a loaded model and a session, by kind and by device."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ from hotcold.kernels.backend import Backend
 from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
 
-#: Kinds of memory, in the order in which they are shown.
+#: Kinds of memory, in the order of display.
 KINDS = ("neurons", "attention", "predictor", "head", "embedding", "kv", "buffers", "states", "draft")
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of one kind, of :data:`KINDS`; on one backend all are the CPU's."""
+    """Bytes of one of :data:`KINDS`. With one backend all are the CPU's."""
 
     kind: str
     gpu_bytes: int
@@ -20,9 +20,9 @@ class MemoryUse:
 
 
 def memory_use(session: Session) -> tuple[MemoryUse, ...]:
-    """The memory in use: weights, keys, values and states as allocated; ``buffers`` of steps as planned. A
-    model without states has none of them; ``draft`` is a block that guesses tokens, with its keys and values,
-    where there is one."""
+    """Returns the memory in use: weights, keys, values and states as allocated, ``buffers`` as planned.
+
+    ``states`` and ``draft`` (a draft block with its keys and values) may be absent."""
     model = session.model
     config, weights, devices = model.config, model.weights, model.devices
     cache_type = model.plan.request.cache_type

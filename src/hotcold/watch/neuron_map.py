@@ -1,8 +1,8 @@
-"""Maps a model's neurons to few cells: each layer is a column of cells, from hot to cold.
+"""Maps a model's neurons to cells: each layer is a column of cells, from hot to cold.
 
-Where the activation gives zeros, those that fired are counted; else those that worked hardest.
-
-A cell is one neuron or, if a model has too many, several of one kind that fire about equally often."""
+If the activation gives zeros, active neurons are counted; otherwise the neurons with the largest coefficients
+of down. A cell is one neuron. In a model with too many neurons it is several of one kind that are active
+about equally often."""
 
 import base64
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from hotcold.placement.split import SplitDevices
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.ffn import SplitWeights
 
-MOST_CELLS = 8192  #: limit for a whole model
-HOT_PART = 0.2  #: without a GPU, this part of a layer's neurons counts as hot: those that fire most
+MOST_CELLS = 8192  #: limit of a whole model
+HOT_PART = 0.2  #: hot share of a layer's neurons without a GPU: the neurons that are active most often
 
-_LEVELS = 15  # levels of a cell with several neurons: 4 bits
+_LEVELS = 15  # levels of a cell with several neurons, in 4 bits
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -33,26 +33,26 @@ Masks = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MapLayout:
-    """The neurons that cells stand for. The cells of all layers follow each other, layer 0 first."""
+    """The neurons that the cells represent. Cells are in the order of the layers."""
 
     neurons: tuple[int, ...]  #: number in each layer
-    hot: tuple[int, ...]  #: number of hot ones in each layer
+    hot: tuple[int, ...]  #: number of hot neurons in each layer
     cells: tuple[int, ...]  #: number in each layer
-    hot_cells: tuple[int, ...]  #: how many of them are hot; these come first
-    bits: int  #: bits of a cell in a frame: 1 if each is one neuron, else 4
-    #: why neurons are called hot: a ``placement`` puts them on the GPU, or a ``profile`` says that they fire
-    #: often; empty without either
+    hot_cells: tuple[int, ...]  #: number of hot cells in each layer, which come first
+    bits: int  #: bits of a cell in a frame: 1 if a cell is one neuron, otherwise 4
+    #: what determines hot neurons: a ``placement`` on the GPU, or a ``profile``; empty without either
     hot_by: str
-    zeros: bool  #: whether the activation gives zeros; otherwise every neuron works for every token
-    firing: str  #: by cell, how often its neurons fire by the profile, 0 to 255, base64; empty without one
-    #: what is counted and has cells: each ``neuron`` that fires; or, of a model whose activation gives no
-    #: zeros, each ``expert`` that is chosen, or in each layer the tenth of the neurons that work hardest
-    #: (``strongest``). A ``neuron`` without zeros: there are no cells
+    zeros: bool  #: whether the activation gives zeros; otherwise every neuron is active for every token
+    #: for each cell, how often its neurons are active in the profile, 0 to 255, base64; or empty
+    firing: str
+    #: unit of the cells: each active ``neuron``, or, if the activation gives no zeros, each chosen ``expert``
+    #: or each layer's ``strongest`` neurons, the tenth with the largest coefficients. There are no cells if
+    #: this is ``neuron`` and ``zeros`` is false.
     unit: str = "neuron"
 
 
 class NeuronMap:
-    """Reduces masks of fired neurons to cells, for a model as it is placed."""
+    """Reduces masks of active neurons to cells, for a model as it is placed."""
 
     def __init__(self, model: LoadedModel) -> None:
         neurons = model.config.neurons
@@ -63,12 +63,12 @@ class NeuronMap:
         for i, mask in enumerate(hot):
             by_firing = np.arange(len(mask)) if firing is None else np.argsort(-firing[i], kind="stable")
             order = np.concatenate([by_firing[mask[by_firing]], by_firing[~mask[by_firing]]])
-            places, more = _places(model, i, mask)
+            places, mask_words = _places(model, i, mask)
             orders.append(64 * words + places[order])
-            words += more
+            words += mask_words
             begins.append(order)
         cells = np.concatenate([each for both in sizes for each in both])
-        self._bits = np.concatenate(orders)  # position of each neuron among the bits of all masks
+        self._bits = np.concatenate(orders)  # position of each neuron in the bits of all masks
         self._sizes, self._starts = cells, np.cumsum(cells) - cells
         self._hot = np.concatenate([np.arange(len(mask)) < mask.sum() for mask in hot])
         self._layers = np.cumsum([0, *map(len, hot[:-1])])
@@ -93,39 +93,39 @@ class NeuronMap:
         return -(-len(self._sizes) * self.layout.bits // 8)
 
     def seen(self, masks: Sequence[Masks], row: int) -> Masks:
-        """One row of the layers' masks ``[rows, words]``, side by side."""
+        """Returns one row of the layers' masks ``[rows, words]``, concatenated."""
         return np.concatenate([mask[row] for mask in masks])
 
     def cells(self, seen: Masks) -> tuple[str, list[tuple[int, int]]]:
-        """The cells of what :meth:`seen` gave for each token, ``[tokens, words]``: base64 of the bytes of one
-        token after the other, and for each token how many hot and cold neurons fired.
+        """Returns cells in base64, and the numbers of active hot and cold neurons of each token. ``seen`` has
+        a result of :meth:`seen` for each token, ``[tokens, words]``; cells are in the order of tokens.
 
-        A byte has the lower cell in its lower bits. Four bits state the part ``p`` of a cell's neurons that
-        fired: ``15 sqrt(p)``, rounded up."""
+        The lower bits of a byte have the lower cell. Four bits state the active share ``p`` of a cell's
+        neurons: ``15 sqrt(p)``, rounded up."""
         bits = np.unpackbits(np.ascontiguousarray(seen).view(np.uint8), axis=1, bitorder="little")
         fired = bits[:, self._bits]
         hot = fired[:, self._hot].sum(1, np.int64)
-        both = list(zip(hot.tolist(), (fired.sum(1, np.int64) - hot).tolist(), strict=True))
-        return packed_cells(fired, self._sizes, self._starts, self.layout.bits), both
+        counts = list(zip(hot.tolist(), (fired.sum(1, np.int64) - hot).tolist(), strict=True))
+        return packed_cells(fired, self._sizes, self._starts, self.layout.bits), counts
 
 
 def gives_zeros(model: LoadedModel) -> bool:
-    """True if some neurons do not fire."""
+    """Returns whether the activation leaves some neurons inactive."""
     return model.config.whole is None
 
 
 def tells_strongest(model: LoadedModel) -> bool:
-    """True if the FFN op can tell the neurons that work hardest, where all work: down is a dot over a whole
-    layer, which the CPU computes."""
+    """Returns whether the FFN op can report the neurons with the largest coefficients. It can if down is a
+    dot product over a whole layer that the CPU computes."""
     config = model.config
-    whole = config.down_layout == "by_output" and not config.normed and not any(config.skips)
-    some = any(config.neurons) and config.experts is None
-    return whole and some and not model.gpus and not gives_zeros(model)
+    dot_over_layer = config.down_layout == "by_output" and not config.normed and not any(config.skips)
+    has_neurons = any(config.neurons) and config.experts is None
+    return dot_over_layer and has_neurons and not model.gpus and not gives_zeros(model)
 
 
 def cell_sizes(kinds: Sequence[Sequence[int]]) -> tuple[list[list[Ints]], int]:
-    """Cuts each layer's neurons, of one or two kinds, into cells. Returns how many neurons each cell has, by
-    layer and kind, and the bits of a cell."""
+    """Divides each layer's neurons, of one or two kinds, into cells. Returns the number of neurons in each
+    cell, by layer and kind, and the bits of a cell."""
     layers = [sum(each) for each in kinds]
     fitting = (s for s in range(1, sum(layers)) if sum(_count(n, s) for n in layers) <= MOST_CELLS)
     size = next(fitting, 1)
@@ -133,7 +133,7 @@ def cell_sizes(kinds: Sequence[Sequence[int]]) -> tuple[list[list[Ints]], int]:
 
 
 def packed_cells(fired: npt.NDArray[np.uint8], sizes: Ints, starts: Ints, bits: int) -> str:
-    """Base64 of cells, of ``[tokens, neurons]`` in the order of cells: 1 for a neuron that fired."""
+    """Returns cells in base64; ``fired``, ``[tokens, neurons]`` in the order of cells, has 1 if active."""
     if bits == 1:
         return _text(np.packbits(fired, axis=1, bitorder="little"))
     levels = np.ceil(_LEVELS * np.sqrt(_means(fired, sizes, starts))).astype(np.uint8)
@@ -143,7 +143,7 @@ def packed_cells(fired: npt.NDArray[np.uint8], sizes: Ints, starts: Ints, bits: 
 
 
 def _means(values: npt.NDArray[Any], sizes: Ints, starts: Ints) -> npt.NDArray[np.float64]:
-    """The mean over each cell's neurons, along the last axis."""
+    """Returns the mean over each cell's neurons, along the last axis."""
     return np.asarray(np.add.reduceat(values, starts, axis=-1, dtype=np.float64) / sizes)
 
 
@@ -156,18 +156,18 @@ def _text(values: npt.NDArray[np.uint8]) -> str:
 
 
 def _count(neurons: int, size: int) -> int:
-    """The most cells of a layer: one hot and one cold cell may be partly filled."""
+    """Returns the maximum number of a layer's cells: one hot and one cold cell may be partly filled."""
     return -(-neurons // size) + (size > 1)
 
 
 def _sizes(neurons: int, size: int) -> Ints:
-    """Sizes of the cells into which so many neurons are cut."""
+    """Returns the sizes of the cells of ``neurons`` neurons."""
     ends = np.append(np.arange(size, neurons, size), neurons) if neurons else np.zeros(0, np.int64)
     return np.diff(ends, prepend=0)
 
 
 def _firing(model: LoadedModel) -> list[npt.NDArray[Any]] | None:
-    """How often neurons fire, from the profile beside the model; None if none fits."""
+    """Returns how often neurons are active, from the profile next to the model; None without a valid one."""
     path = model.path.with_suffix(".profile.gguf")
     if not path.exists():
         return None
@@ -176,11 +176,11 @@ def _firing(model: LoadedModel) -> list[npt.NDArray[Any]] | None:
     try:
         return list(read_profile(path, sizes).firing)
     except UserError:
-        return None  # damaged, or another model's: placing, which needs it, says so
+        return None  # damaged, or another model's: placement, which needs it, reports the error
 
 
 def _hot(model: LoadedModel, firing: list[npt.NDArray[Any]] | None) -> tuple[list[Bools], str]:
-    """Masks of the hot neurons of each layer, and why they are called so."""
+    """Returns masks of the hot neurons of each layer, and what determines them."""
     devices, neurons = model.devices, model.config.neurons
     if isinstance(devices, SplitDevices):
         placed = zip(devices.masks, devices.layers, strict=True)
@@ -191,13 +191,13 @@ def _hot(model: LoadedModel, firing: list[npt.NDArray[Any]] | None) -> tuple[lis
 
 
 def _hottest(firing: npt.NDArray[Any]) -> Bools:
-    found = np.zeros(len(firing), np.bool_)
-    found[np.argsort(-firing, kind="stable")[: int(HOT_PART * len(firing))]] = True
-    return found
+    hottest = np.zeros(len(firing), np.bool_)
+    hottest[np.argsort(-firing, kind="stable")[: int(HOT_PART * len(firing))]] = True
+    return hottest
 
 
 def _places(model: LoadedModel, layer: int, hot: Bools) -> tuple[Ints, int]:
-    """The bit of each neuron in its layer's mask, and the number of words of this mask."""
+    """Returns the bit of each neuron in its layer's mask, and the number of words of this mask."""
     weights, experts = model.weights.layers[layer].ffn, model.config.experts_of(layer)
     ends = experts.ends if experts else (len(hot),)
     if not isinstance(weights, SplitWeights):

@@ -1,16 +1,16 @@
-// One answer: what came of it, what is shown of it, and what fired for its tokens.
+// One answer: its received text, its shown text, and the active neurons of its tokens.
 
 import { element } from "./figures.js";
 import { Markdown } from "./markdown.js";
 import { bytes } from "./picture.js";
 import { Plain, Spans } from "./spans.js";
 
-const PACE = 30; // tokens a second at reading pace, and more where many wait
-const WAITING_PART = 0.35; // of those that wait, each second
-const LIT_MS = 60; // between two tokens whose neurons are shown: faster, nobody sees them
+const PACE = 30; // tokens a second at reading pace; more if many wait
+const WAITING_PART = 0.35; // share of the waiting tokens to show each second
+const LIT_MS = 60; // minimum time between two tokens whose neurons are shown: less would be invisible
 
 export class Answer {
-  /** `text`, `thought`: what there is of it already. */
+  /** `text`, `thought`: its beginning, if there is one. */
   constructor(element_, picture, { plain, text = "", thought = "" }) {
     this.element = element_;
     this.said = element_.querySelector(".said");
@@ -19,30 +19,30 @@ export class Answer {
     this.thought = "";
     this.spans = new Spans();
     this.writing = plain ? new Plain(this.said) : new Markdown(this.said);
-    this.tokens = 0; // that came
-    this.before = 0; // of them, before the request that runs
-    this.frames = new Map(); // cells by token
-    this.fired = new Map(); // [hot, cold] by token
-    this.reached = 0; // entries of spans that are shown; between two of them on the way
+    this.tokens = 0; // received tokens
+    this.before = 0; // tokens before the current request
+    this.frames = new Map(); // token -> cells
+    this.fired = new Map(); // token -> numbers of active neurons, [hot, cold]
+    this.reached = 0; // number of shown entries of spans; a fraction between two of them
     this.lit = -1; // the last token whose cells were shown
     this.litAt = 0;
-    this.done = false; // nothing more comes
+    this.done = false; // whether it is complete
     if (thought) this.think(thought, false);
     if (text) {
       this.text = text;
-      this.spans.ends.push([text.length, 0]); // of no token that is known
+      this.spans.ends.push([text.length, 0]); // its tokens are unknown
       this.done = true;
       this.advance(0, false);
     }
   }
 
-  /** More of it will come. */
+  /** Prepares the continuation of the answer. */
   resume() {
     this.before = this.tokens;
     this.done = false;
   }
 
-  /** What one event of the stream says. */
+  /** Adds an event of the stream. */
   add(text, thought, told) {
     this.text += text;
     this.tokens = told?.tokens === undefined ? this.tokens + 1 : this.before + told.tokens;
@@ -70,7 +70,7 @@ export class Answer {
 
   get shownAll() { return this.done && this.reached >= this.spans.ends.length; }
 
-  /** Shows what is due after so many seconds; the token whose cells were lit now, or -1. */
+  /** Shows the text that is due after `seconds`. Returns the token whose cells it lit, or -1. */
   advance(seconds, paced) {
     const came = this.spans.ends.length;
     if (!paced) this.reached = came;
@@ -100,7 +100,7 @@ export class Answer {
     return -1;
   }
 
-  /** Ends the text where it is seen to end. */
+  /** Drops the text that is not shown yet. */
   cut() {
     const entry = Math.floor(this.reached);
     this.spans.ends.length = entry;
@@ -109,7 +109,7 @@ export class Answer {
     this.tokens = tokens;
   }
 
-  /** Leaves out a character of which the limit let only a half come. */
+  /** Removes an incomplete character at the end, which the limit has cut. */
   trimHalf() {
     const text = this.text.replace(/[\uFFFD\uD800-\uDBFF]+$/, "");
     if (text === this.text) return;
@@ -117,7 +117,7 @@ export class Answer {
     for (const span of this.spans.ends) span[0] = Math.min(span[0], text.length);
   }
 
-  /** The text of one token. */
+  /** Returns the text of one token. */
   word(token) {
     let from = 0;
     for (const [end, tokens] of this.spans.ends) {

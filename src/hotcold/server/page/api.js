@@ -1,8 +1,8 @@
-// What the server offers, over the routes that every client has.
+// Requests to the server, by the routes that every client uses.
 
 const KEY = "hotcold.key";
 
-/** The server's answer, where it is no success. */
+/** Thrown for an error that the server answers. */
 export class Refused extends Error {
   constructor(status, error, wait) {
     super(error?.message || `The server answered ${status}.`);
@@ -12,7 +12,7 @@ export class Refused extends Error {
   }
 }
 
-/** Whether a header can carry it: the server's own rule. */
+/** Returns whether a text is a valid key: the server has the same rule. */
 export const isKey = (text) => /^[!-~]{1,512}$/.test(text);
 
 export function keepKey(key) {
@@ -21,24 +21,24 @@ export function keepKey(key) {
 let memory = "";
 function key() {
   let kept = memory;
-  try { kept = sessionStorage.getItem(KEY) || memory; } catch { /* the one in memory */ }
+  try { kept = sessionStorage.getItem(KEY) || memory; } catch { /* no access to the storage */ }
   return isKey(kept) ? kept : "";
 }
 
-// A program that opens the page may hand over the key behind the #, which no server and no log sees. It leaves the
-// address also where it is none, or comes once the page is there.
+// A program that opens the page may pass the key after the #, which no server and no log sees. The key is always
+// removed from the address, even if it is invalid or arrives later.
 function takeKey() {
   const start = "#key=";
   if (!location.hash.startsWith(start)) return;
   let handed = location.hash.slice(start.length);
   history.replaceState(null, "", location.pathname + location.search);
-  try { handed = decodeURIComponent(handed); } catch { /* as it came */ }
+  try { handed = decodeURIComponent(handed); } catch { /* not encoded */ }
   if (isKey(handed)) keepKey(handed);
 }
 takeKey();
 addEventListener("hashchange", takeKey);
 
-/** A response of status 200; throws Refused. */
+/** Returns a successful response; throws Refused for others. */
 async function ask(path, options = {}) {
   const headers = { ...(options.body && { "Content-Type": "application/json" }) };
   if (key()) headers.Authorization = `Bearer ${key()}`;
@@ -60,13 +60,13 @@ export async function pictureInfo() {
   return (await ask("/picture/info")).json();
 }
 
-/** The tokens of a conversation's prompt. Throws Refused; its code says where it is longer than the context. */
+/** Returns the number of tokens in a prompt. Throws Refused, with a code for a prompt above the context. */
 export async function promptTokens(body) {
   const response = await ask("/v1/messages/count_tokens", { method: "POST", body: JSON.stringify(body) });
   return (await response.json()).input_tokens;
 }
 
-/** Yields the events of a streamed answer, as they come. */
+/** Yields the events of a streamed answer. */
 export async function* stream(path, body, signal) {
   const response = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -90,6 +90,6 @@ export async function* stream(path, body, signal) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // whoever stops reading frees the model
+    reader.cancel().catch(() => {}); // frees the model when the caller stops reading
   }
 }

@@ -1,4 +1,4 @@
-// The page: what is written, by whom, and the picture of what fires meanwhile.
+// The page: the conversation, and the picture of the neurons that are active meanwhile.
 
 import { health, pictureInfo, Refused, stream } from "./api.js";
 import { Attached, withFiles } from "./attach.js";
@@ -17,12 +17,12 @@ import { dropTalk, keepTalk, newTalk, readTalk, titleOf } from "./talks.js";
 import { textOf, Turns } from "./turns.js";
 
 const $ = (id) => document.getElementById(id);
-const NO_KEY = "This server answers nobody without its key.";
-const NOW = "hotcold.now", FOLDED = "hotcold.folded"; // the conversation of this tab; whether the picture is folded: "1", "0" or not chosen
-const HEALTH_MS = 5000; // between two looks whether the server still answers
-const KEEP_MS = 2000; // between two times that a growing answer is kept
-const STORY_CHARS = 3.4; // a token has about so many, where the beginning of a story has to be left out
-const STORY_TOKENS = 160; // at a time, where nobody says how many
+const NO_KEY = "This server requires an API key.";
+const NOW = "hotcold.now", FOLDED = "hotcold.folded"; // this tab's conversation; whether the picture is folded
+const HEALTH_MS = 5000; // between two checks whether the server answers
+const KEEP_MS = 2000; // between two times that a growing answer is stored
+const STORY_CHARS = 3.4; // estimated characters of a token, to shorten a story that is too long
+const STORY_TOKENS = 160; // default limit of one answer
 const OPENINGS = {
   story: ["Once upon a time there was a little fox who", "The old man sat down by the fire and said,", "One morning Lily found a small door in the garden wall."],
   chat: ["Explain why the sky is blue, to a child.", "Write a short poem about winter and fire.", "What is a good way to learn to draw?"],
@@ -52,7 +52,7 @@ async function connect() {
   try { await answered(); } finally { page.connecting = false; }
 }
 
-/** Waits until the server is ready, and takes what it says of its model. */
+/** Waits until the server is ready, and reads the facts of its model. */
 async function answered() {
   for (;;) {
     let told = null;
@@ -74,7 +74,7 @@ async function answered() {
   }
 }
 
-/** Looks whether the server still answers, while nothing runs that would tell. */
+/** Checks whether the server answers, while no answer runs that would show it. */
 async function watch() {
   if (page.info && !page.running && !page.connecting && !document.hidden) {
     try {
@@ -86,7 +86,7 @@ async function watch() {
   setTimeout(watch, HEALTH_MS);
 }
 
-/** The server has gone, or its model: says so, and waits for it. */
+/** Shows that the server or its model has gone, and waits for it. */
 function lost() {
   page.gone = true;
   state("gone", "the server does not answer");
@@ -101,7 +101,7 @@ function begin(info) {
   document.body.classList.toggle("story", page.story);
   state("ready", info.model);
   document.title = `Hotcold · ${info.model}`;
-  $("prompt-label").textContent = page.story ? "How the story begins, or goes on" : "Your message";
+  $("prompt-label").textContent = page.story ? "The next part of the story" : "Your message";
   showFacts(info);
   showPicture(info.picture);
   if (same) return labels();
@@ -120,15 +120,15 @@ function showPicture(told) {
   const layout = told?.layout;
   page.shows = shownOf(layout);
   fold();
-  if (!told) return showNote("This server gives no picture.");
+  if (!told) return showNote("This server sends no picture of the neurons.");
   showMemory(told.memory, told.gpu);
-  if (!page.shows) return showNote("This model's activation gives no zeros: every neuron works for every token, so there is no picture of them.");
+  if (!page.shows) return showNote("This model's activation gives no zeros: every neuron is active for every token, so there is no picture.");
   picture.setLayout(layout);
   showLayers(layout.cells.length);
   showLegend(layout, page.shows);
 }
 
-/** Folds the picture where there is nothing to look at, and by default on phones and for models without zeros. */
+/** Folds the picture if it is empty; by default also on phones and for models without zeros. */
 function fold() {
   const chosen = stored("localStorage", FOLDED);
   const wanted = chosen ? chosen === "0" : Boolean(page.shows?.share) && !narrow.matches;
@@ -147,8 +147,8 @@ function welcome() {
   const look = page.shows ? ` Point at any word of ${page.story ? "its" : "an"} answer to see which ${page.shows.units} ${page.shows.did}.` : "";
   $("welcome-title").textContent = page.story ? "Begin a story." : "Ask away.";
   $("welcome-words").textContent = page.story
-    ? `Write how it starts, and ${page.info.model} writes on.${look}`
-    : `${page.info.model} answers, on this machine.${look}`;
+    ? `Write the beginning, and ${page.info.model} continues it.${look}`
+    : `${page.info.model} answers on this machine.${look}`;
   $("openings").replaceChildren(...OPENINGS[page.story ? "story" : "chat"].map((text) => {
     const button = element("button", { type: "button", text });
     button.addEventListener("click", () => send(text));
@@ -159,14 +159,14 @@ function welcome() {
 function labels() {
   const any = turns.length > 0, typed = $("prompt").value.trim() !== "" || attached.files.length > 0;
   $("prompt").placeholder = !page.story ? "Write a message"
-    : any ? "Write the next sentence, or go on" : "Once upon a time";
-  $("send").textContent = !page.story ? "Send" : any && !typed ? "Go on" : "Write on";
+    : any ? "Write the next sentence, or continue" : "Once upon a time";
+  $("send").textContent = !page.story ? "Send" : "Continue";
   $("send").disabled = !page.info || (!typed && !(page.story && any));
   $("send").hidden = page.running !== null;
   $("stop").hidden = page.running === null;
 }
 
-/** Nothing has been written yet. */
+/** Begins an empty conversation. */
 function begun() {
   stop();
   page.talk = null;
@@ -175,7 +175,7 @@ function begun() {
   refresh();
 }
 
-/** What is beside the text, after another part of it is shown. */
+/** Updates all parts of the page around the text. */
 function refresh() {
   problem("");
   $("moment").replaceChildren();
@@ -198,7 +198,7 @@ function openTalk(talk) {
   scroll(true);
 }
 
-/** Keeps the conversation as it is now. */
+/** Stores the conversation in the browser. */
 function keep() {
   if (!page.info) return;
   page.keptAt = performance.now();
@@ -211,11 +211,11 @@ function keep() {
   if (!page.talk.named) page.talk.title = titleOf(list);
   Object.assign(page.talk, { changed: Date.now(), model: page.info.model, turns: list });
   store("sessionStorage", NOW, page.talk.id);
-  if (!keepTalk(page.talk)) problem("The browser's storage has no room for this conversation: export or delete some.");
+  if (!keepTalk(page.talk)) problem("The browser's storage is full: export conversations and delete some.");
   if (!page.running) talkList.refresh();
 }
 
-/** What can be done with each turn. */
+/** Draws the buttons of each turn. */
 function buttonsOfAll() {
   for (const turn of turns.all) {
     if (turn === page.running?.turn) continue;
@@ -233,7 +233,7 @@ function buttonsOf(turn) {
   return [...buttons, ["Copy", (event) => copy(turn.text, event.target)]];
 }
 
-/** Buttons to go through the versions of the last answer. */
+/** Returns the buttons that select a version of the last answer. */
 function versionsOf(turn) {
   const count = turn.versions.length, at = turn.version;
   if (count < 2) return [];
@@ -252,7 +252,7 @@ function versionsOf(turn) {
   ];
 }
 
-/** Sends a message that was changed; it and all after it are replaced. */
+/** Sends a changed message; it replaces the old one and all turns after it. */
 function resend(turn, text) {
   stop();
   const at = turns.all.indexOf(turn);
@@ -276,14 +276,14 @@ function undo() {
   refresh();
 }
 
-/** Another version of the last answer. */
+/** Generates another version of the last answer. */
 function again(turn) {
   if (page.running || turn !== turns.last) return;
   turns.begin(turn);
   generate(turn, turns.all.slice(0, -1));
 }
 
-/** The model goes on where the limit cut it. */
+/** Continues an answer that was cut off. */
 function goOn(turn) {
   if (page.running || turn !== turns.last) return;
   turn.cut = false;
@@ -310,7 +310,7 @@ function send(text) {
   generate();
 }
 
-/** The route and the body of a request. `list`: the messages before the answer; `part`: of the context, for a story. */
+/** Returns a request's route and body. `list`: messages before the answer; `part`: share of the context for a story. */
 function body(list, part) {
   const stats = { timings_per_token: true, hotcold: { picture: true } };
   const common = { model: page.info.model, ...settings.sampling, ...stats };
@@ -326,7 +326,7 @@ function body(list, part) {
   return ["/v1/chat/completions", { ...common, messages }];
 }
 
-/** The prompt that the text field and its files would make. */
+/** Returns the prompt that the text field and its files would make; null: no count is needed. */
 function wouldSend() {
   const text = $("prompt").value, { files } = attached;
   if (!page.info || page.story || page.running || !isLong(text, files)) return null;
@@ -337,7 +337,7 @@ function wouldSend() {
 
 const messagesOf = (list) => list.map(({ role, text, files }) => ({ role, content: withFiles(text, files) }));
 
-/** An answer to the messages of `list`; `into`: the turn that it goes into, which may have its beginning. */
+/** Generates an answer to the messages of `list`. `into`: the turn to fill, which may have the answer's beginning. */
 async function generate(into = null, list = [...turns.all]) {
   problem("");
   const request = body(list, 0.5);
@@ -384,7 +384,7 @@ async function receive(run, [path, request], part) {
   }
 }
 
-/** Shows the text token by token, with what fired for each. */
+/** Shows the text token by token, with the active neurons of each. */
 function reveal(run, now) {
   if (run.over) return;
   const { turn } = run, { answer } = turn;
@@ -431,10 +431,10 @@ function finish(run) {
 function stop() {
   const run = page.running;
   if (!run || run.stopped) return;
-  run.stopped = !run.turn.answer.done; // else only what is shown was behind
+  run.stopped = !run.turn.answer.done; // otherwise only the display was late
   run.seconds ??= (performance.now() - run.start) / 1000;
   const { answer } = run.turn;
-  if (run.stopped) { // what nobody has read is not said: the text ends where it is seen to end
+  if (run.stopped) { // drops text that is not shown yet
     answer.cut();
     run.control.abort();
   }
@@ -464,7 +464,7 @@ async function failed(error, run) {
   problem(tooLong ? `${words} ${SHORTER}` : words, run.turn.answer.text || tooLong ? null : retry);
 }
 
-/** Connects, or answers the last turn, if nobody has. */
+/** Connects, or generates the missing answer to the last turn. */
 function tryAgain() {
   if (!page.info) {
     problem("");

@@ -1,4 +1,4 @@
-// Text files that go with a message.
+// Text files attached to a message.
 
 import { element, size } from "./figures.js";
 
@@ -6,7 +6,7 @@ const MOST_BYTES = 1 << 20;
 const $ = (id) => document.getElementById(id);
 
 export class Attached {
-  /** `changed()` is called when there are more or fewer; `problem(words)` when a file cannot be read. */
+  /** `changed()` is called after files were added or removed; `problem(words)` if a file cannot be read. */
   constructor({ changed, problem }) {
     this.files = [];
     Object.assign(this, { changed, problem });
@@ -35,7 +35,7 @@ export class Attached {
     this.draw();
   }
 
-  /** Takes them away, to be sent. */
+  /** Removes and returns the files, to send them. */
   take() {
     const files = this.files;
     this.set([]);
@@ -59,12 +59,12 @@ export class Attached {
   }
 }
 
-/** A file's name and size, for a list. */
+/** Returns a file's name and size, for a list. */
 export function named(file) {
   return [element("b", { text: file.name }), element("span", { text: size(new Blob([file.text]).size) })];
 }
 
-/** What the model reads: each file between fences, then the message. */
+/** Returns the text for the model: each file between fences, then the message. */
 export function withFiles(text, files) {
   const parts = (files ?? []).map((file) => {
     const longest = Math.max(2, ...[...file.text.matchAll(/`+/g)].map(([marks]) => marks.length));
@@ -75,12 +75,12 @@ export function withFiles(text, files) {
 }
 
 async function read(file) {
-  if (file.size > MOST_BYTES) throw new Error(`${file.name} has ${size(file.size)}: at most ${size(MOST_BYTES)} can go with a message.`);
+  if (file.size > MOST_BYTES) throw new Error(`${file.name} has ${size(file.size)}: at most ${size(MOST_BYTES)} can be attached.`);
   const all = new Uint8Array(await file.arrayBuffer());
   const wide = all[0] === 0xff && all[1] === 0xfe ? "utf-16le" : all[0] === 0xfe && all[1] === 0xff ? "utf-16be" : "utf-8";
   try {
     const text = new TextDecoder(wide, { fatal: true }).decode(all).replace(/\r\n?/g, "\n");
     if (!text.includes("\0")) return text;
-  } catch { /* no text */ }
-  throw new Error(`${file.name} is no text: files of text can go with a message.`);
+  } catch { /* not text */ }
+  throw new Error(`${file.name} is not text: only text files can be attached.`);
 }

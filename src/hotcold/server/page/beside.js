@@ -1,4 +1,4 @@
-// What stands beside the text, and what the browser keeps.
+// The parts of the page around the text, and the browser's storage.
 
 import { element } from "./figures.js";
 import { scroll } from "./scrolling.js";
@@ -9,7 +9,7 @@ export function stored(place, name) {
   try { return window[place].getItem(name) ?? ""; } catch { return ""; }
 }
 export function store(place, name, value) {
-  try { window[place].setItem(name, value); } catch { /* not kept */ }
+  try { window[place].setItem(name, value); } catch { /* not stored */ }
 }
 
 export function showNote(words) {
@@ -26,7 +26,7 @@ export function announce(words) {
   $("announce").textContent = words.slice(0, 1200);
 }
 
-/** `again()` is what a button beside the words does; without it there is no button. */
+/** Shows an error. `again()` is the action of a button next to it; without it there is no button. */
 export function problem(words, again = null) {
   $("problem").hidden = !words;
   $("problem").replaceChildren(words);

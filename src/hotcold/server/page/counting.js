@@ -1,20 +1,20 @@
-// A long message is counted before it is sent: how much of the context its prompt takes, and whether it fits.
+// Counts the tokens of a long message's prompt before it is sent, and shows whether it fits into the context.
 
 import { promptTokens, Refused } from "./api.js";
 
-const WAIT_MS = 400; // without a change
-const SHORT = 2000; // characters: shorter messages without files are not counted
-export const SHORTER = "Leave out a file or a part of the text, begin a new conversation, or start the server with a larger context (-c).";
+const WAIT_MS = 400; // time without a change
+const SHORT = 2000; // limit of characters: messages up to it, without files, are not counted
+export const SHORTER = "Remove a file or a part of the text, begin a new conversation, or start the server with a larger context (-c).";
 const place = document.getElementById("count");
 
 export class Count {
-  /** `asked()` returns `{ context, body }` for the message as it is, or null where nothing is to be counted. */
+  /** `asked()` returns `{ context, body }` for the current message, or null if no count is needed. */
   constructor(asked) {
     this.asked = asked;
     this.number = 0;
   }
 
-  /** Counts when nothing has changed for a while. */
+  /** Counts after a time without changes. */
   later() {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.now(), WAIT_MS);
@@ -38,12 +38,12 @@ export class Count {
 
   show(words, tooLong = false) {
     clearTimeout(this.timer);
-    this.number += 1; // what is being counted comes too late
+    this.number += 1; // discards the result of a count that is running
     place.hidden = !words;
     place.textContent = words;
     place.classList.toggle("much", tooLong);
   }
 }
 
-/** Whether a message is so long that it is counted. */
+/** Returns whether a message is long enough to count. */
 export const isLong = (text, files) => files.length > 0 || text.length > SHORT;

@@ -1,12 +1,12 @@
-// Editing a message where it stands. Nothing is removed before the new text is sent.
+// Editing a message in its place. Nothing is removed before the new text is sent.
 
 import { element } from "./figures.js";
 
-/** Puts a text field in the place of a message; `send(text)` is called with the new text. */
+/** Replaces a message by a text field; `send(text)` is called with the new text. */
 export function editInPlace(turn, send) {
   if (turn.node.classList.contains("edited")) return;
   const field = element("textarea", { value: turn.text.trim() });
-  field.setAttribute("aria-label", "Your message, to be changed");
+  field.setAttribute("aria-label", "Edit your message");
   const ok = element("button", { type: "submit", kind: "send", text: "Send" });
   const cancel = element("button", { type: "button", kind: "quiet", text: "Cancel" });
   const form = element("form", { kind: "edit" }, field, element("div", { kind: "edit-row" }, cancel, ok));

@@ -1,8 +1,8 @@
-// Numbers beside the picture, as text.
+// The figures next to the picture, as text.
 
 const NAMES = {
   neurons: "neurons", attention: "attention", predictor: "predictors", head: "head", embedding: "embedding",
-  kv: "keys and values", states: "states", draft: "guesses", buffers: "buffers",
+  kv: "keys and values", states: "states", draft: "draft block", buffers: "buffers",
 };
 const $ = (id) => document.getElementById(id);
 
@@ -25,14 +25,14 @@ export function element(name, { text, kind, ...more } = {}, ...children) {
 export function showRates(rates, gpu) {
   if (!rates) return;
   if (rates.tok_s) $("tok-s").textContent = rate(rates.tok_s);
-  // It has its place without guesses, too: the picture beside would change its size.
+  // The element is always there: otherwise the picture would change its size.
   if (rates.guessed) $("guesses").textContent = `${rates.accepted} of ${rates.guessed}`;
   if (rates.gb_s) $("gb-s").textContent = rates.gb_s >= 0.05 ? rate(rates.gb_s) : rates.gb_s.toFixed(3);
   if (rates.gpu_share !== null && rates.gpu_share !== undefined) showWork(rates.gpu_share, gpu);
   if (rates.expert_hit_share !== null && rates.expert_hit_share !== undefined) showDisk(rates);
 }
 
-/** What was read of experts that do not lie in memory. */
+/** Shows the reads of experts that are not in memory. */
 function showDisk(rates) {
   const part = (words, text) => element("span", {}, words, element("b", { text }));
   $("disk").hidden = false;
@@ -61,7 +61,7 @@ function showWork(share, gpu) {
   parts.replaceChildren(...(gpu ? [part("m1", share, gpu), cpu] : [cpu, element("span", { text: "no GPU in use" })]));
 }
 
-/** Bars of what the model takes, one for each side that has some. */
+/** Shows the memory in use as bars, one for each device. */
 export function showMemory(uses, gpu) {
   const total = uses.reduce((sum, use) => sum + use.gpu_bytes + use.cpu_bytes, 0);
   $("memory-sum").textContent = size(total);
@@ -87,7 +87,7 @@ export function showMemory(uses, gpu) {
   }));
 }
 
-/** Numbers of layers below their columns: as many as there is room for, at even distances. */
+/** Shows numbers of layers below their columns, as many as fit, at even distances. */
 export function showLayers(count) {
   const box = $("layers");
   box.replaceChildren(...Array.from({ length: count }, () => element("span", {}, element("b"), element("i"))));
@@ -110,19 +110,19 @@ export function showShares(shares) {
 }
 
 const round = (n) => (n >= 100 ? Math.round(n) : Number(n.toPrecision(2)));
-/** Parameters as people say them: 135 M, 1.7 B. */
+/** Returns a number of parameters in common form: 135 M, 1.7 B. */
 export function count(n) {
   const [unit, name] = n >= 1e9 ? [1e9, "B"] : n >= 1e6 ? [1e6, "M"] : n >= 1e3 ? [1e3, "K"] : [1, ""];
   return `${round(n / unit)} ${name}`.trim();
 }
 
-/** What the model is. */
+/** Shows facts of the model. */
 export function showFacts(info) {
   const told = [
     ["Model", info.title || info.model], ["Parameters", info.params ? count(info.params) : ""],
     ["Quantisation", info.quantisation], ["File", info.size_bytes ? size(info.size_bytes) : ""],
     ["Context", `${info.context.toLocaleString("en")} tokens`], ["Family", info.family],
-    ["Neurons", { exact: "those that fire", predicted: "those that are predicted to fire", off: "all, for every token" }[info.sparsity]],
+    ["Neurons", { exact: "the active ones", predicted: "the ones predicted to be active", off: "all, for every token" }[info.sparsity]],
     ["Threads", info.threads],
   ];
   $("facts").replaceChildren(...told.filter(([, value]) => value).map(([name, value]) =>
@@ -130,7 +130,7 @@ export function showFacts(info) {
   $("kind").textContent = [info.params ? `${count(info.params)} parameters` : "", info.quantisation].filter(Boolean).join(" · ");
 }
 
-/** How much of the context a conversation takes. */
+/** Shows how much of the context a conversation uses. */
 export function showContext(used, context) {
   $("context").hidden = !used || !context;
   if ($("context").hidden) return;

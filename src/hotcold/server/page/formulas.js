@@ -1,14 +1,14 @@
-// Formulas of an answer, as MathML: between \( \), \[ \], $$ $$ or $ $.
+// Formulas of an answer as MathML: between \( \), \[ \], $$ $$ or $ $.
 
-const { temml } = globalThis; // a script of its own, which has run before the modules
+const { temml } = globalThis; // a separate script, which runs before the modules
 const INLINE = [
   [/^\\\(([\s\S]+?)\\\)/, false],
   [/^\\\[([\s\S]+?)\\\]/, true],
   [/^\$\$([\s\S]+?)\$\$/, true],
-  [/^\$(?![\s$])((?:\\.|[^$\\\n])*?[^\s\\$])\$(?![\d$])/, false], // as in pandoc: "$5 and $6" is no formula
+  [/^\$(?![\s$])((?:\\.|[^$\\\n])*?[^\s\\$])\$(?![\d$])/, false], // as in pandoc: "$5 and $6" is not a formula
 ];
 const BLOCK = /^ {0,3}(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n+|$)/;
-const MOST = 10000; // characters of one formula
+const MOST = 10000; // limit of characters in one formula
 
 /** Extensions of marked. */
 export const formulas = [
@@ -36,7 +36,7 @@ export const formulas = [
   },
 ];
 
-/** What DOMPurify lets through of MathML. */
+/** The elements and attributes of MathML that DOMPurify keeps. */
 export const MATH_TAGS = (
   "math mrow mi mn mo ms mtext mspace msup msub msubsup mfrac msqrt mroot munder mover munderover mtable mtr mtd " +
   "mstyle mpadded mphantom menclose mmultiscripts mprescripts"
@@ -50,9 +50,9 @@ function drawn(text, display) {
   try {
     if (text.length > MOST) throw new RangeError("too long");
     const shown = temml.renderToString(text.trim(), { displayMode: display, throwOnError: true, maxExpand: 200 });
-    return shown.replace(/ style="[^"]*"/g, ""); // the page's policy allows none
+    return shown.replace(/ style="[^"]*"/g, ""); // the page's policy forbids inline styles
   } catch {
     const signs = text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
-    return `<code>${signs}</code>`; // what temml does not read is shown as it was written
+    return `<code>${signs}</code>`; // temml cannot parse it: shown as written
   }
 }

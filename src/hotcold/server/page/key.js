@@ -1,15 +1,15 @@
-// The key that a server may ask for, and the page's colours.
+// The key that a server may require, and the page's colours.
 
 import { isKey, keepKey } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 
-/** Whether somebody gave a key. */
+/** Asks for a key; the result is whether the user entered one. */
 export function askKey(error) {
   const dialog = $("key"), field = $("key-field");
   $("key-words").textContent = error.message.includes("wrong")
-    ? "The server does not know that key. Try another one."
-    : "This server asks for a key. The page keeps it until this tab is closed.";
+    ? "The key is wrong. Try another one."
+    : "This server requires a key. The page stores it until this tab is closed.";
   field.value = "";
   if (!dialog.open) dialog.showModal();
   return new Promise((go) => {
@@ -28,15 +28,15 @@ $("key-form").addEventListener("submit", (event) => {
     return;
   }
   event.preventDefault();
-  $("key-words").textContent = "That is no key: keys have letters, digits and signs of ASCII, without spaces.";
+  $("key-words").textContent = "This is not a key: a key has up to 512 printable ASCII characters, without spaces.";
   $("key-field").select();
 });
 $("key-cancel").addEventListener("click", () => $("key").close(""));
 
-/** Light where it was dark, and the other way round. */
+/** Switches between the light and the dark theme. */
 export function nextTheme() {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
-  try { localStorage.setItem("hotcold.theme", root.dataset.theme); } catch { /* not kept */ }
+  try { localStorage.setItem("hotcold.theme", root.dataset.theme); } catch { /* not stored */ }
 }

@@ -1,35 +1,35 @@
-// What the picture shows of a model, in words.
+// The texts around the picture, which depend on what it shows of a model.
 
 import { sum } from "./beside.js";
 import { percent } from "./figures.js";
 
 const $ = (id) => document.getElementById(id);
 
-/** What may be shown. `share`: what the part of all is called that a word takes; empty where it never changes. */
+/** Texts by what the picture shows. `share`: label of the active share; empty if that never changes. */
 const NEURONS = {
-  units: "neurons", one: "a neuron", did: "chose it", now: "firing now", share: "of neurons fire", told: (n) => `${n} fired`,
+  units: "neurons", one: "a neuron", did: "were active for it", now: "active now", share: "of neurons active", told: (n) => `${n} active`,
 };
 const EXPERTS = {
-  units: "experts", one: "an expert", did: "chose it", now: "chosen now", share: "of experts chosen", told: (n) => `${n} experts`,
+  units: "experts", one: "an expert", did: "were chosen for it", now: "chosen now", share: "of experts chosen", told: (n) => `${n} experts`,
 };
 const STRONGEST = {
-  units: "neurons", one: "a neuron", did: "worked hardest for it", now: "hardest at work now, a tenth", share: "",
-  told: (n) => `${n} worked hardest`,
+  units: "neurons", one: "a neuron", did: "were most active for it", now: "the most active tenth now", share: "",
+  told: (n) => `${n} most active`,
 };
 
-/** One of them, or null where there is nothing to look at. */
+/** Returns the texts for a layout, or null if there is no picture. */
 export function shownOf(layout) {
   if (!layout) return null;
   if (layout.zeros) return NEURONS;
   return { expert: EXPERTS, strongest: STRONGEST }[layout.unit] ?? null;
 }
 
-/** The words around the picture. */
+/** Shows the texts around the picture. */
 export function showLegend(layout, shows) {
   const all = sum(layout.neurons), layers = layout.neurons.length;
   const placed = layout.hot_by === "placement", known = layout.hot_by !== "";
-  $("hot-words").textContent = placed ? `hot: on the GPU, ${percent(sum(layout.hot) / all)}` : "hot: the fifth that fires most";
-  $("cold-words").textContent = placed ? "cold: on the CPU" : known ? "cold: the rest" : shows.units;
+  $("hot-words").textContent = placed ? `hot: on the GPU, ${percent(sum(layout.hot) / all)}` : "hot: the most active fifth";
+  $("cold-words").textContent = placed ? "cold: on the CPU" : known ? "cold: the others" : shows.units;
   $("firing-words").textContent = shows.now;
   $("active-words").textContent = shows.share;
   $("active").parentElement.hidden = !shows.share;
@@ -38,8 +38,8 @@ export function showLegend(layout, shows) {
   $("axis-hot").hidden = $("axis-cold").hidden = !known;
   const each = layout.bits === 1 ? `each dot is ${shows.one}`
     : `each cell stands for about ${Math.round(all / sum(layout.cells))} ${shows.units}`;
-  $("map-words").textContent = `A map of ${all.toLocaleString("en")} ${shows.units} in ${layers} layers, which stand beside each other; ` +
+  $("map-words").textContent = `A map of ${all.toLocaleString("en")} ${shows.units} in ${layers} layers, one column for each; ` +
     `${each}${known ? ", the most active at the top" : ""}.`;
-  // What is said of a word needs the room beside it.
+  // The title is short, since the facts of a word are shown next to it.
   $("watch-title").textContent = `${all.toLocaleString("en")} ${shows.units}${shows.share ? `, ${layers} layers` : ""}`;
 }

@@ -1,5 +1,5 @@
-// A model's text as Markdown: marked divides it, DOMPurify lets through what is listed here and nothing else, and
-// what was drawn stays where it is while more comes.
+// A model's text as Markdown. Marked parses it, and DOMPurify removes all markup that is not listed here. Drawn
+// blocks keep their place while text is added.
 
 import { formulas, MATH_ATTRIBUTES, MATH_TAGS } from "./formulas.js";
 import { mend } from "./mending.js";
@@ -20,32 +20,32 @@ const ALLOWED = {
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
-// Classes are those of syntax colours alone: no text can take one of the page.
+// Only classes of syntax colours are allowed, so that no text can use a class of the page.
 DOMPurify.addHook("uponSanitizeAttribute", (node, attribute) => {
   if (attribute.attrName === "class") attribute.keepAttr = node.localName === "span" && /^hljs-[\w -]+$/.test(attribute.attrValue);
 });
-const MOST_COLOURED = 50000; // characters of a block of code
-const TOP = 3; // the level of an answer's first heading: the page has those above
+const MOST_COLOURED = 50000; // limit of characters in a coloured block of code
+const TOP = 3; // the level of an answer's first heading: the page uses the levels above
 
 const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const marked = new Marked({
   extensions: formulas,
   gfm: true,
   breaks: true,
-  tokenizer: { lheading() {} }, // a line under a text is a line: while it comes, nobody knows what it will be
+  tokenizer: { lheading() {} }, // a line under a text is never a heading mark: while it arrives, both are possible
   renderer: {
-    html({ text, block }) { return block ? `<p>${escaped(text.trimEnd())}</p>` : escaped(text); }, // shown, not obeyed
+    html({ text, block }) { return block ? `<p>${escaped(text.trimEnd())}</p>` : escaped(text); }, // shown as text
     heading({ tokens, level }) { return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`; },
     code({ text, lang }) {
       const language = /^[\w+#.-]{1,30}/.exec(lang ?? "")?.[0] ?? "";
       return `<pre data-language="${escaped(language)}"><code>${coloured(text, language)}</code></pre>`;
     },
-    image({ href, text }) { return `<a href="${escaped(href)}">${escaped(text || href)}</a>`; }, // nothing is loaded
+    image({ href, text }) { return `<a href="${escaped(href)}">${escaped(text || href)}</a>`; }, // the page loads no images
     checkbox({ checked }) { return checked ? "☑ " : "☐ "; },
   },
 });
 
-/** Code as HTML, with a span for each kind of word where the language is known. */
+/** Returns code as HTML; for a known language with coloured spans. */
 function coloured(text, language) {
   if (!language || text.length > MOST_COLOURED || !hljs.getLanguage(language)) return escaped(text);
   return hljs.highlight(text, { language, ignoreIllegals: true }).value;
@@ -54,10 +54,10 @@ function coloured(text, language) {
 export class Markdown {
   constructor(element) {
     this.element = element;
-    this.drawn = []; // [key, node] by block
+    this.drawn = []; // [key, node] of each block
   }
 
-  /** The text up to `end`, where a token ends; it never becomes shorter. `whole`: no more comes. */
+  /** Draws the text up to `end`, the end of a token; it never becomes shorter. `whole`: the text is complete. */
   draw(text, end, spans, whole) {
     text = text.slice(0, whole ? end : complete(text, end)).replace(/\r\n?/g, (ends) => "\n".padStart(ends.length));
     const tokens = marked.lexer(whole ? text : mend(text));
@@ -86,7 +86,7 @@ export class Markdown {
   }
 }
 
-/** Headings begin at one level and skip none, whatever the text does. */
+/** Sets the levels of headings, so that they begin at one level and skip none. */
 function setLevels(tokens) {
   const open = [];
   marked.walkTokens(tokens, (token) => {
@@ -97,7 +97,7 @@ function setLevels(tokens) {
   });
 }
 
-/** One element for a block of the text, whose characters know their tokens. */
+/** Returns the element of a block of the text, with a span for each token. */
 function block(token, text, from, spans) {
   const made = DOMPurify.sanitize(marked.parser([token]), ALLOWED);
   const nodes = [...made.childNodes].filter((each) => each.nodeType !== Node.TEXT_NODE || each.data.trim());
@@ -120,7 +120,7 @@ function block(token, text, from, spans) {
   return box.firstElementChild;
 }
 
-/** Around what may be wider than the text: it can be scrolled, with keys, too. */
+/** Wraps an element that may be wider than the text, so that it can be scrolled, also with keys. */
 function frame(node, kind, name) {
   const box = document.createElement("div");
   box.className = kind;
@@ -147,7 +147,7 @@ function frameCode(pre) {
   frame(pre, "code", language ? `Code, ${language}` : "Code").prepend(head);
 }
 
-/** Divides text nodes by token. Their characters follow each other in the Markdown, between its marks. */
+/** Divides text nodes by token. Their characters are in the Markdown, in the same order, between its marks. */
 function note(box, text, from, spans) {
   const notMath = (node) => (node.localName === "math" ? NodeFilter.FILTER_REJECT : node.data === undefined ? NodeFilter.FILTER_SKIP : NodeFilter.FILTER_ACCEPT);
   const nodes = [], walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT, notMath);
@@ -166,12 +166,12 @@ function note(box, text, from, spans) {
   }
 }
 
-/** A text whole where it is found so, else by words: lines may be indented, and signs escaped. */
+/** Returns a text whole if the Markdown contains it, otherwise its words: lines may be indented, signs escaped. */
 function parts(data, text, at) {
   return text.indexOf(data, at) >= 0 ? [data] : data.split(/(?<=\s)(?=\S)|(?<=\S)(?=\s)/);
 }
 
-/** Makes a node's children as another's are, and keeps those that are so. */
+/** Makes a node equal to another one, and keeps its equal children. */
 function morph(node, wanted) {
   for (const { name, value } of wanted.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
   for (const { name } of [...node.attributes]) if (!wanted.hasAttribute(name)) node.removeAttribute(name);

@@ -1,5 +1,5 @@
-// The beginning of a Markdown text as it will look when more has come: marks that are open are closed, and what only
-// the next characters can tell is held back. So nothing that was drawn jumps.
+// Completes an incomplete Markdown text: closes open marks, and holds back characters whose meaning depends on the
+// next ones. Thus drawn text never changes its place.
 
 const MARKS_ALONE = /(^|\n)(?:[-+*_=#>|:~` \t]+|[ \t]*\d{1,9}[.)]?[ \t]*|[ \t]*[-+*>][ \t]+\d{1,9}[.)]?)$/;
 const FENCE = /^[ \t]*(`{3,}|~{3,})/;
@@ -17,7 +17,7 @@ export function mend(text) {
   return text.slice(0, from) + (head < 0 ? closeMarks(block) : block.slice(0, head));
 }
 
-/** The fence that is open at the end of the text, and where its line begins; null: none is. */
+/** Returns the fence that is open at the end of the text, and the position of its line; null: none is open. */
 function openFence(text) {
   let open = null, at = 0;
   for (const line of text.split("\n")) {
@@ -31,13 +31,13 @@ function openFence(text) {
 }
 
 function insideCode(text, { fence, at }) {
-  if (!text.slice(at).includes("\n")) return text.slice(0, at); // its language is being written
+  if (!text.slice(at).includes("\n")) return text.slice(0, at); // the name of the language is incomplete
   const last = text.slice(text.lastIndexOf("\n") + 1).trim();
   const ends = last !== "" && last.length < fence.length && last === fence[0].repeat(last.length);
   return ends ? text.slice(0, text.lastIndexOf("\n")) : text;
 }
 
-/** Where the last paragraph, list or table begins. */
+/** Returns the position of the last paragraph, list or table. */
 function lastBlock(text) {
   const gap = /\n[ \t]*\n/g;
   let from = 0;
@@ -45,7 +45,7 @@ function lastBlock(text) {
   return from;
 }
 
-/** Where a table begins of which no row is there yet, or -1: its first line, and not yet all of its second. */
+/** Returns the position of a table that has no row and no complete second line yet; -1: none. */
 function tableHead(block) {
   const lines = block.split("\n"), isRow = (i) => /^[ \t]*\|/.test(lines[i] ?? "");
   const last = lines.length - 1, ruled = isRow(last - 1) && /^[ \t|:-]*$/.test(lines[last]);
@@ -54,7 +54,7 @@ function tableHead(block) {
   return lines.slice(0, head).join("\n").length;
 }
 
-/** Where a formula begins that has no end yet; -1: there is none. */
+/** Returns the position of a formula without an end; -1: none. */
 function openFormula(block) {
   const bare = block.replace(/`[^`]*`/g, (code) => "x".repeat(code.length));
   for (const [opening, closing] of [["\\(", "\\)"], ["\\[", "\\]"], ["$$", "$$"]]) {
@@ -76,7 +76,7 @@ function closeMarks(block) {
     const code = codes.at(-1);
     return block.slice(0, from) + (code.trim() ? `${line}\`` : line.slice(0, -1 - code.length));
   }
-  line = line.replace(/(!?\[[^\][\n]*\])\([^)\s]*$/, "$1()"); // its address is not of interest yet
+  line = line.replace(/(!?\[[^\][\n]*\])\([^)\s]*$/, "$1()"); // drops the incomplete address
   const bare = line.replace(/`[^`]*`/g, (code) => "x".repeat(code.length));
   for (const mark of ["~~", "**", "__"]) {
     const at = openMark(bare, mark);
@@ -87,14 +87,14 @@ function closeMarks(block) {
   return block.slice(0, from) + line;
 }
 
-/** A mark at the end of words closes them. */
+/** Appends the closing mark to a line. */
 function closed(line, mark) {
   const text = line.trimEnd();
   const half = text.endsWith(mark[0]) && !text.endsWith(mark) ? text.slice(0, -1) : text;
   return half + mark;
 }
 
-/** Where the last mark is that opens something and is not closed; -1: there is none. */
+/** Returns the position of the last mark that is opened and not closed; -1: none. */
 function openMark(line, mark) {
   const places = [];
   for (let at = line.indexOf(mark); at >= 0; at = line.indexOf(mark, at + mark.length)) places.push(at);

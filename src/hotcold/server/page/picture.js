@@ -1,8 +1,8 @@
 // The neurons on a canvas: a column for each layer, its cells from hot at the top to cold at the bottom.
 
 const RESTS = 16, GLOWS = 20; // shades of each kind
-const AFTERGLOW = 0.42; // of what fired for the token before
-const AFTERGLOW_MS = 240; // until a third of it is left
+const AFTERGLOW = 0.42; // of the previous token's neurons
+const AFTERGLOW_MS = 240; // time until it has faded to a third
 
 export class Picture {
   constructor(stage, map, bloom) {
@@ -15,7 +15,7 @@ export class Picture {
     new ResizeObserver(() => this.arrange()).observe(stage);
   }
 
-  /** What the cells stand for, as the server tells it. */
+  /** Sets the meaning of the cells; `layout` comes from the server. */
   setLayout(layout) {
     this.layout = layout;
     this.count = layout.cells.reduce((sum, n) => sum + n, 0);
@@ -35,7 +35,7 @@ export class Picture {
     this.arrange();
   }
 
-  /** The parts 0 to 1 of each cell that fired, from the bytes of a frame. */
+  /** Returns the active part of each cell, 0 to 1, from the bytes of a frame. */
   parts(frame) {
     const found = new Float32Array(this.count);
     if (this.layout.bits === 1) for (let i = 0; i < this.count; i++) found[i] = (frame[i >> 3] >> (i & 7)) & 1;
@@ -45,7 +45,7 @@ export class Picture {
 
   get tokenBytes() { return Math.ceil((this.count * this.layout.bits) / 8); }
 
-  /** These fire now; what fired before fades. */
+  /** Lights the active cells of a frame; earlier ones fade. */
   fire(frame) {
     if (!this.layout) return;
     this.held = null;
@@ -57,7 +57,7 @@ export class Picture {
     this.run();
   }
 
-  /** Shows one token's, until the next fire() or null. */
+  /** Shows one token's cells until the next fire(), or until it is called with null. */
   hold(frame) {
     if (!this.layout) return;
     this.held = frame && this.parts(frame);
@@ -98,7 +98,7 @@ export class Picture {
     else this.running = false;
   }
 
-  /** Gives each cell its place, for the size that the stage has now. */
+  /** Places each cell, for the current size of the stage. */
   arrange() {
     if (!this.layout) return;
     const dpr = devicePixelRatio || 1;
@@ -138,7 +138,7 @@ export class Picture {
     }
   }
 
-  /** Takes the colours of the page as they are now, and draws everything with them. */
+  /** Reads the current colours of the page, and redraws everything with them. */
   colours() {
     if (!this.layout || !this.boxes) return;
     const style = getComputedStyle(document.documentElement);
@@ -178,7 +178,7 @@ export class Picture {
     if (this.blooms) light.drawImage(this.map, 0, 0, this.bloom.width, this.bloom.height);
   }
 
-  /** By layer, the share of cells' neurons that fire in a frame. */
+  /** Returns the active share of each layer's neurons in a frame. */
   shares(frame) {
     const parts = this.parts(frame), found = [];
     let at = 0;
@@ -192,7 +192,7 @@ export class Picture {
   }
 }
 
-/** The size of a layer's cells: whole device pixels, since others would show a pattern that is not there. */
+/** Returns the size of a layer's cells in whole device pixels: fractions would show a false pattern. */
 function cellSize(width, height, rowsOf) {
   let best = { wide: 1, high: 1, across: width, worth: -1 };
   for (let wide = 1; wide <= width; wide++) {

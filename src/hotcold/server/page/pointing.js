@@ -1,4 +1,4 @@
-// Pointing at a word of an answer shows what fired for its token, with a pointer or with arrow keys.
+// Shows the active neurons of a word's token, when a pointer or the arrow keys select the word.
 
 import { announce, sum } from "./beside.js";
 import { element, showActive, showShares } from "./figures.js";
@@ -6,7 +6,7 @@ import { element, showActive, showShares } from "./figures.js";
 const $ = (id) => document.getElementById(id);
 
 export class Pointing {
-  /** `page` has the model's `info`, what the picture `shows`, and what is `running`. */
+  /** `page` has the model's `info`, the picture's texts (`shows`), and the `running` answer. */
   constructor(turns, picture, page) {
     Object.assign(this, { turns, picture, page });
     const box = $("turns");
@@ -25,7 +25,7 @@ export class Pointing {
     box.addEventListener("keydown", (event) => this.step(event));
   }
 
-  /** Shows what fired for a token, in words. */
+  /** Shows the number of a token's active neurons. */
   moment(answer, token) {
     const fired = answer.fired.get(token), { info, shows } = this.page;
     if (!fired || !shows) return;
@@ -33,7 +33,7 @@ export class Pointing {
     const word = answer.word(token).trim();
     const quoted = word ? [element("q", { text: word })] : [];
     $("moment").replaceChildren(...quoted, ` ${shows.told(n.toLocaleString("en"))}`);
-    if (!shows.share) return; // it is always the same
+    if (!shows.share) return; // the share is constant
     showActive(n / all);
     showShares(this.picture.shares(answer.frames.get(token)));
   }
@@ -48,7 +48,7 @@ export class Pointing {
       this.moment(answer, token);
     } else if (answer && this.page.shows) {
       this.picture.dark();
-      $("moment").replaceChildren(element("q", { text: answer.word(token).trim() }), token ? " not watched" : " came of reading the prompt");
+      $("moment").replaceChildren(element("q", { text: answer.word(token).trim() }), token ? " not recorded" : " came from reading the prompt");
     }
   }
 
@@ -57,7 +57,7 @@ export class Pointing {
     this.picture.hold(null);
   }
 
-  /** Goes to the next word. */
+  /** Moves to the next or previous word. */
   step(event) {
     const turn = this.turns.of(event.target);
     if (!turn || event.target !== turn.said || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;

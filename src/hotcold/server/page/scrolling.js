@@ -1,4 +1,4 @@
-// The text's scrolling: it follows what is written, until the user scrolls up.
+// Scrolling of the text: it follows new text until the user scrolls up.
 
 const box = document.getElementById("scroll"), button = document.getElementById("to-end");
 const AT_END = 4; // pixels
@@ -19,7 +19,7 @@ box.addEventListener("scroll", () => {
 button.addEventListener("click", () => scroll(true));
 new ResizeObserver(() => scroll()).observe(box);
 
-/** Goes to the end if the text is followed, or `always`. */
+/** Scrolls to the end, if it follows the text or if `always` is set. */
 export function scroll(always = false) {
   if (always) follows = true;
   if (follows) box.scrollTop = box.scrollHeight;

@@ -1,4 +1,4 @@
-// What somebody chose, kept in this browser.
+// The user's settings, stored in this browser.
 
 const NAME = "hotcold.settings";
 export const DEFAULTS = {
@@ -16,7 +16,7 @@ export class Settings {
         const fits = value === null ? Number.isInteger(kept[name]) : typeof kept[name] === typeof value;
         if (fits) this.values[name] = kept[name];
       }
-    } catch { /* damaged, or not allowed here */ }
+    } catch { /* damaged, or no access to the storage */ }
     form.addEventListener("change", () => this.read());
     form.addEventListener("submit", (event) => { if (!form.reportValidity()) event.preventDefault(); else this.read(); });
     form.querySelector("#reset").addEventListener("click", () => { this.values = { ...DEFAULTS }; this.write(); this.keep(); });
@@ -47,10 +47,10 @@ export class Settings {
   }
 
   keep() {
-    try { localStorage.setItem(NAME, JSON.stringify(this.values)); } catch { /* not kept */ }
+    try { localStorage.setItem(NAME, JSON.stringify(this.values)); } catch { /* not stored */ }
   }
 
-  /** Fields of a request. */
+  /** The settings as fields of a request. */
   get sampling() {
     const { temperature, top_p, min_p, max_tokens, seed } = this.values;
     const whole = { ...(seed !== null && { seed }), ...(max_tokens !== null && { max_tokens }) };

@@ -1,13 +1,13 @@
-// Which token each character of a text came with, so that pointing at a word can show what fired for it.
+// The token of each character of a text, so that pointing at a word can show its active neurons.
 
 const JOINS = /^[\uDC00-\uDFFF\u200D\uFE0E\uFE0F\u{1F3FB}-\u{1F3FF}\p{M}]/u; // belongs to the character before
-const UNFINISHED = /[\uD800-\uDBFF\u200D\uFFFD]+$/; // more of this character is to come
+const UNFINISHED = /[\uD800-\uDBFF\u200D\uFFFD]+$/; // the rest of this character is still missing
 
-/** Where each token's text begins and ends: `ends[i]` is the length of the text up to token `first + i`. */
+/** The ends of the tokens' texts: `ends[i]` is a length of the text, and the number of tokens up to there. */
 export class Spans {
   constructor() { this.ends = []; }
   add(length, tokens) { if (tokens > 0) this.ends.push([length, tokens]); }
-  /** Pieces [from, to, token] of a range of the text; none ends within a character. */
+  /** Yields the pieces [from, to, token] of a range of the text; none ends within a character. */
   *cut(text, from, to) {
     let low = 0, high = this.ends.length;
     while (low < high) {
@@ -28,12 +28,12 @@ function isWithin(text, at) {
   return text[at - 1] === "\u200D" || JOINS.test(text.slice(at, at + 2));
 }
 
-/** Where the last character ends that is complete. */
+/** Returns the end of the last complete character. */
 export function complete(text, end) {
   return end - (UNFINISHED.exec(text.slice(Math.max(0, end - 8), end))?.[0].length ?? 0);
 }
 
-/** Appends a range of the text to a node, a span for each token. */
+/** Appends a range of the text to a node, with a span for each token. */
 export function run(parent, text, from, to, spans) {
   for (const [start, end, token] of spans.cut(text, from, to)) {
     const node = document.createElement("span");
@@ -43,14 +43,14 @@ export function run(parent, text, from, to, spans) {
   }
 }
 
-/** Draws a growing text as it is. */
+/** Draws a growing text without Markdown. */
 export class Plain {
   constructor(element) {
     this.element = element;
     this.end = 0;
   }
 
-  /** The text up to `end`, where a token ends; it never becomes shorter. */
+  /** Draws the text up to `end`, the end of a token; it never becomes shorter. */
   draw(text, end, spans) {
     run(this.element, text, this.end, end, spans);
     this.end = Math.max(this.end, end);

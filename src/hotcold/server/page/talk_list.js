@@ -5,12 +5,12 @@ import { stored, store } from "./beside.js";
 import { asFile, asMarkdown, dropTalk, isFound, keepTalk, readTalk, takeFile, talks } from "./talks.js";
 
 const $ = (id) => document.getElementById(id);
-const MOST_BYTES = 64 << 20; // of a file with conversations
-const OPEN = "hotcold.list"; // whether the list stays open beside the text: "1"
-const wide = matchMedia("(min-width: 1500px)"); // there is room for it beside the text
+const MOST_BYTES = 64 << 20; // limit of a file to import
+const OPEN = "hotcold.list"; // "1": the list stays open next to the text
+const wide = matchMedia("(min-width: 1500px)"); // the list fits next to the text
 
 export class TalkList {
-  /** `open(talk)` shows one, `gone(id)` is told which was deleted; `now()` is the id of the one that is shown. */
+  /** `open(talk)` shows a conversation, `gone(id)` is called after a deletion; `now()` returns the shown one's id. */
   constructor({ open, gone, renamed, now, fits }) {
     Object.assign(this, { open, gone, renamed, now, fits });
     $("open-talks").addEventListener("click", () => this.show());
@@ -27,7 +27,7 @@ export class TalkList {
     }));
   }
 
-  /** Opens the list: beside the text where there is room, else before it. */
+  /** Opens the list: next to the text if it fits, otherwise as a dialog. */
   show() {
     const dialog = $("talks");
     if (dialog.open) return this.close();
@@ -47,12 +47,12 @@ export class TalkList {
 
   get beside() { return document.body.classList.contains("with-list"); }
 
-  /** Opens the list where it was open beside the text the last time. */
+  /** Opens the list if it was last open next to the text. */
   restore() {
     if (wide.matches && stored("localStorage", OPEN) === "1" && !$("talks").open) this.show();
   }
 
-  /** Draws the list anew, where it is beside the text. */
+  /** Redraws the list if it is open next to the text. */
   refresh() {
     if (this.beside && !$("talks-list").contains(document.activeElement)) this.draw($("talks-said").textContent);
   }
@@ -64,7 +64,7 @@ export class TalkList {
     try {
       if (file.size > MOST_BYTES) throw new Error("The file is too large.");
       const n = takeFile(await file.text());
-      this.draw(n === 1 ? "One conversation was taken from the file." : `${n} conversations were taken from the file.`);
+      this.draw(n === 1 ? "One conversation was imported." : `${n} conversations were imported.`);
     } catch (error) { this.draw(error.message); }
   }
 
@@ -76,7 +76,7 @@ export class TalkList {
   draw(said) {
     const all = talks(), search = $("talks-search").value.trim();
     const list = search ? all.filter((talk) => isFound(talk, search)) : all;
-    const empty = all.length ? (list.length ? "" : "No conversation has these words.") : "What you write is kept here, in this browser alone.";
+    const empty = all.length ? (list.length ? "" : "No conversation has these words.") : "Conversations are stored here, in this browser only.";
     $("talks-said").textContent = said || empty;
     $("talks-search").hidden = !all.length;
     $("talks-export").disabled = $("talks-delete").disabled = !all.length;
@@ -115,7 +115,7 @@ export class TalkList {
     return element("li", {}, open, element("span", { kind: "of-talk" }, rename, markdown, out, away));
   }
 
-  /** Puts a text field in the place of a conversation's title. */
+  /** Replaces a conversation's title by a text field. */
   rename(talk, open, button) {
     const field = element("input", { type: "text", kind: "rename", value: talk.title, maxLength: 200 });
     field.setAttribute("aria-label", "Title of the conversation");
@@ -144,7 +144,7 @@ export class TalkList {
   }
 }
 
-/** Does it when the button is pressed twice. */
+/** Calls `action` when the button is pressed a second time. */
 function really(button, action) {
   if (button.dataset.sure) return action();
   const words = button.textContent, name = button.getAttribute("aria-label");
@@ -158,7 +158,7 @@ function really(button, action) {
   }, { once: true });
 }
 
-/** Offers a text as a file to keep. */
+/** Downloads a text as a file. */
 function save(text, name, ending = "json", type = "application/json") {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const plain = name.normalize("NFKD").replace(/[^\w-]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 40) || "conversation";

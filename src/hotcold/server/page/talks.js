@@ -1,10 +1,10 @@
-// Conversations, kept in this browser: one entry of its storage for each.
+// Conversations in this browser's storage: one entry for each.
 
 const PREFIX = "hotcold.talk.";
-const MOST_TURNS = 1e5, MOST_CHARACTERS = 16e6; // more than the browser has room for, in one conversation
+const MOST_TURNS = 1e5, MOST_CHARACTERS = 16e6; // of one conversation: more than a browser stores
 const FORMAT = "hotcold-conversations-1";
 
-/** Those that are kept, the newest first. */
+/** Returns the stored conversations, the newest first. */
 export function talks() {
   const found = [];
   try {
@@ -13,12 +13,12 @@ export function talks() {
   return found.filter(Boolean).sort((a, b) => b.changed - a.changed);
 }
 
-/** One of them, or null. */
+/** Returns a stored conversation, or null. */
 export function readTalk(id) {
   try { return checked(JSON.parse(localStorage.getItem(PREFIX + id) ?? "null"), id); } catch { return null; }
 }
 
-/** Whether there was room for it. */
+/** Stores a conversation; false: the storage is full. */
 export function keepTalk(talk) {
   try {
     localStorage.setItem(PREFIX + talk.id, JSON.stringify(talk));
@@ -27,7 +27,7 @@ export function keepTalk(talk) {
 }
 
 export function dropTalk(id) {
-  try { localStorage.removeItem(PREFIX + id); } catch { /* nothing was kept */ }
+  try { localStorage.removeItem(PREFIX + id); } catch { /* nothing was stored */ }
 }
 
 export function newTalk(model, story) {
@@ -36,31 +36,31 @@ export function newTalk(model, story) {
 
 const newId = () => [...crypto.getRandomValues(new Uint8Array(9))].map((n) => n.toString(36).padStart(2, "0")).join("");
 
-/** What a conversation is called in lists: how it begins. */
+/** Returns a conversation's title in lists: its beginning. */
 export function titleOf(turns) {
   const first = turns.find((turn) => turn.role === "user");
-  const text = (first?.text || first?.files?.[0]?.name || "Without words").trim().replace(/\s+/g, " ");
+  const text = (first?.text || first?.files?.[0]?.name || "Untitled").trim().replace(/\s+/g, " ");
   return [...text].slice(0, 80).join("");
 }
 
 export const asFile = (list) => JSON.stringify({ format: FORMAT, conversations: list }, null, 1);
 
-/** Keeps the conversations of a file; how many there were. Throws an Error that says what is wrong with it. */
+/** Stores the conversations of a file, and returns their number. Throws an Error for an invalid file. */
 export function takeFile(text) {
   let found = null;
-  try { found = JSON.parse(text); } catch { throw new Error("The file is no JSON: export conversations on this page to get one."); }
+  try { found = JSON.parse(text); } catch { throw new Error("The file is not JSON: choose a file that this page exported."); }
   if (found?.format !== FORMAT || !Array.isArray(found.conversations)) throw new Error("The file has no conversations of this page.");
   const list = found.conversations.map((each) => checked(each, each?.id));
-  if (list.includes(null)) throw new Error("The file is damaged: nothing was taken from it.");
+  if (list.includes(null)) throw new Error("The file is damaged: no conversation was imported.");
   for (const talk of list) {
     const own = readTalk(talk.id);
-    if (own && JSON.stringify(own) !== JSON.stringify(talk)) talk.id = newId(); // both are kept
+    if (own && JSON.stringify(own) !== JSON.stringify(talk)) talk.id = newId(); // stores both
     if (!keepTalk(talk)) throw new Error("The browser's storage is full: delete some conversations first.");
   }
   return list.length;
 }
 
-/** A conversation with the fields that the page reads, or null: it may come from any file. */
+/** Returns the fields of a conversation that the page reads, or null if it is invalid: files are not trusted. */
 function checked(value, id) {
   if (!value || typeof value !== "object" || !/^[0-9a-z]{8,40}$/.test(id ?? "")) return null;
   if (!Array.isArray(value.turns) || value.turns.length > MOST_TURNS) return null;
@@ -85,7 +85,7 @@ const checkedVersion = (version) => (
   { text: version.text, thought: text(version.thought), told: text(version.told), cut: version.cut === true }
 );
 
-/** The versions of an answer; none where they do not fit its text. */
+/** Returns the versions of an answer; none if they do not match its text. */
 function checkedVersions(turn) {
   const list = Array.isArray(turn.versions) ? turn.versions : [];
   const fits = list.length > 1 && list.every((each) => typeof each?.text === "string") && list[turn.version]?.text === turn.text;
@@ -107,7 +107,7 @@ export function asMarkdown(talk) {
   return `# ${talk.title}\n\n${parts.join(talk.story ? "" : "\n\n")}\n`;
 }
 
-/** Whether all words of a search are in a conversation. */
+/** Returns whether a conversation contains all words of a search. */
 export function isFound(talk, search) {
   const whole = [talk.title, ...talk.turns.map((turn) => turn.text)].join("\n").toLowerCase();
   return search.toLowerCase().split(/\s+/).every((word) => whole.includes(word));

@@ -1,5 +1,5 @@
-// Before anything is drawn: the colours that were chosen here the last time.
+// Sets the last chosen colours before anything is drawn.
 try {
   const chosen = localStorage.getItem("hotcold.theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
-} catch { /* nothing is kept in this browser */ }
+} catch { /* no access to the storage */ }

@@ -1,12 +1,12 @@
-// The conversation that is shown: its messages, and the versions of each answer.
+// The shown conversation: its messages, and the versions of each answer.
 
 import { Answer } from "./answer.js";
 import { named } from "./attach.js";
 import { element } from "./figures.js";
 
 const $ = (id) => document.getElementById(id);
-const ANSWER_NAME = "Text of the model. Left and right arrow keys go from word to word and show what fired for each";
-const MOST_VERSIONS = 20; // of one answer; the oldest go first
+const ANSWER_NAME = "Text of the model. The left and right arrow keys go from word to word and show what was active for each";
+const MOST_VERSIONS = 20; // of one answer; the oldest are dropped first
 
 export class Turns {
   constructor(picture) {
@@ -19,7 +19,7 @@ export class Turns {
   get last() { return this.all.at(-1); }
   get text() { return textOf(this.all); }
 
-  /** Adds a message, new or from a kept conversation. */
+  /** Adds a message, new or from a stored conversation. */
   add(role, { text = "", thought = "", files = [], told = "", cut = false, versions = [], version = 0 } = {}) {
     const turn = { role, text, thought, files, told, cut, versions, version };
     this.build(turn);
@@ -53,7 +53,7 @@ export class Turns {
     old.replaceWith(turn.node);
   }
 
-  /** Empties the last answer for another version of it; those before stay. */
+  /** Empties the last answer for a new version; earlier versions stay. */
   begin(turn) {
     if (!turn.versions.length) turn.versions.push(versionOf(turn));
     this.keepVersion(turn);
@@ -63,7 +63,7 @@ export class Turns {
     this.rebuild(turn);
   }
 
-  /** Puts what is shown among the versions, where there are several. */
+  /** Stores the shown text as a version, if there are several. */
   keepVersion(turn) {
     if (turn.versions.length) turn.versions[turn.version] = versionOf(turn);
   }
@@ -79,7 +79,7 @@ export class Turns {
     for (const turn of this.all.splice(from)) turn.node.remove();
   }
 
-  /** Draws the buttons below a message, after what is told of it. */
+  /** Draws the buttons below a message, after its figures. */
   buttons(turn, buttons) {
     const after = turn.node.querySelector(".after");
     after.replaceChildren();
@@ -92,7 +92,7 @@ export class Turns {
     }
   }
 
-  /** Lets words of an answer be pointed at. */
+  /** Makes the words of an answer selectable by pointer and keys. */
   end(turn) {
     turn.said.tabIndex = 0;
     turn.said.setAttribute("role", "group");

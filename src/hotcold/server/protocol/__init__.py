@@ -1,2 +1,2 @@
-"""Translates plain data: clients' JSON values to jobs, and pieces of text to JSON values. Knows no HTTP and
-no event loop."""
+"""Translates between plain data and the engine: JSON values of clients to jobs, pieces of text to JSON
+values. It has no HTTP and no event loop."""

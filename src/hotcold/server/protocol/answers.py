@@ -1,4 +1,4 @@
-"""The answer of a job while its pieces come: blocks of text, thinking and calls, and counts."""
+"""The answer of a job while it is generated: blocks of text, thinking and calls, and counts."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -7,7 +7,7 @@ from hotcold.chat.stream import AnswerStream, Part, PartKind
 from hotcold.engine.generation import Piece
 
 BlockKind: TypeAlias = Literal["content", "reasoning", "call"]
-#: The kind of a part -> the kind of the block that it belongs to.
+#: Kind of a part -> kind of its block.
 KINDS: dict[PartKind, BlockKind] = {
     "content": "content",
     "reasoning": "reasoning",
@@ -21,22 +21,22 @@ class Block:
     """A run of an answer's text of one kind, or one call of a tool."""
 
     kind: BlockKind
-    name: str = ""  #: of the called tool
-    index: int = 0  #: of the call, from 0
-    id: str = ""  #: of the call
-    text: str = ""  #: so far; of a call: its arguments
+    name: str = ""  #: name of the called tool
+    index: int = 0  #: number of the call, from 0
+    id: str = ""  #: id of the call
+    text: str = ""  #: the text so far; of a call: its arguments
 
 
 @dataclass
 class Answer:
     """The answer of one job so far."""
 
-    splitter: AnswerStream | None  #: divides the text into blocks; None: it is one block
-    silent: bool  #: whether its tokens are not shown, and do not count
+    splitter: AnswerStream | None  #: divides the text into blocks; None: the text is one block
+    silent: bool  #: whether its tokens are neither shown nor counted
     blocks: list[Block] = field(default_factory=list)
     tokens: int = 0
-    reasoning_tokens: int = 0  #: part of them; exact to a piece, which may hold both kinds
-    undivided_tokens: int = 0  #: tokens whose text the splitter still holds
+    reasoning_tokens: int = 0  #: tokens of thinking; a piece with both kinds counts as its first kind
+    undivided_tokens: int = 0  #: tokens of text that the splitter holds back
     last: Piece | None = None
 
     @property

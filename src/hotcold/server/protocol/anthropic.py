@@ -1,4 +1,4 @@
-"""Anthropic's ``/v1/messages``: the request, as one of the chat route's."""
+"""Anthropic's ``/v1/messages``: translates the request to one of the chat route."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -102,11 +102,11 @@ _OUTPUT = Shape(
         "effort": Field(Choice(("low", "medium", "high", "xhigh", "max")), None, "For the model's template."),
     }
 )
-#: What asks that nothing be taken away.
+#: The edit that changes nothing.
 _KEPT = {"type": "clear_thinking_20251015", "keep": "all"}
 _STOP = Items(Text(0, MAX_STOP_LENGTH), 0, MAX_STOPS)
 
-#: Fields that make the prompt.
+#: Fields of the prompt.
 COUNT: Fields = {
     "model": chat.MODEL,
     "messages": Field(
@@ -131,7 +131,7 @@ FIELDS: Fields = {
 }  # fmt: skip
 BODY, COUNT_BODY = Shape(FIELDS), Shape(COUNT)
 _NAMES = {"response_format": "output_config"}
-#: The line at the beginning of a text that Claude Code writes for Anthropic's billing:
+#: A line that Claude Code writes at the beginning of a text, for Anthropic's billing:
 #: ``x-anthropic-billing-header: cc_version=2.1.100.f2a; cc_entrypoint=cli; cch=0a1b2;``
 _BILLING_LINE = re.compile(
     r"x-anthropic-billing-header:(?:[ \t]*\w+=[^;\s]*;)*[ \t]*\w+=[^;\s]*;?[ \t]*(?:\r?\n|\Z)"
@@ -147,13 +147,13 @@ class MessagesCall(ChatCall):
 
 
 def parse(body: object, facts: Facts) -> MessagesCall:
-    """APIError for what is wrong. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values; ignores unknown fields."""
     check_depth(body)
     return _call(BODY.read(body, ""), facts)
 
 
 def parse_count(body: object, facts: Facts) -> MessagesCall:
-    """Reads a request whose tokens are only counted."""
+    """Reads the body of a request to count its tokens."""
     check_depth(body)
     return _call(COUNT_BODY.read(body, ""), facts)
 
@@ -169,7 +169,7 @@ def _call(values: Mapping[str, Any], facts: Facts) -> MessagesCall:
 
 
 def _chat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request as the chat route takes it."""
+    """Translates the request to one of the chat route."""
     output = values["output_config"] or {}
     format, choice = output.get("format"), values["tool_choice"] or {}
     body: dict[str, Any] = {
@@ -198,9 +198,9 @@ def _system(content: str | list[dict[str, Any]] | None) -> Iterator[dict[str, An
 
 
 def _without_billing_line(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Leaves out Claude Code's billing line: a block of its own, or the first line of the first block.
+    """Leaves out Claude Code's billing line, which is the first block or the first line of the first block.
 
-    The line changes with each request, so no prompt would begin like the one before it."""
+    The line changes with each request, so no prompt would share a prefix with an earlier one."""
     if isinstance(content, str):
         line = _BILLING_LINE.match(content)
         return content[line.end() :] if line else content
@@ -217,7 +217,7 @@ def _without_billing_line(content: str | list[dict[str, Any]]) -> str | list[dic
 
 
 def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """A single block is a text: every template knows these."""
+    """Reduces a single block to its text, which every template supports."""
     if isinstance(content, str):
         return content
     texts = [{"type": "text", "text": each["text"]} for each in content]
@@ -236,7 +236,7 @@ def _messages(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _of_user(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Results of tools are messages of their own, in their place among texts."""
+    """Divides a user's message: each result of a tool is a separate message, in its place among the texts."""
     texts: list[dict[str, Any]] = []
     for block in blocks:
         if block["type"] == "text":

@@ -1,4 +1,4 @@
-"""Anthropic's ``/v1/messages``: the answer."""
+"""Anthropic's ``/v1/messages``: the reply."""
 
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.replies import Event, Framing, Reply
 
-#: The kind of a block -> its type, the type of its deltas, and the field that these have.
+#: Kind of a block -> its type, the type of its deltas, and the field of their text.
 _TYPES = {
     "content": ("text", "text_delta", "text"),
     "reasoning": ("thinking", "thinking_delta", "thinking"),
@@ -21,17 +21,17 @@ _NOTHING = {"stop_reason": None, "stop_sequence": None}
 
 
 class MessagesReply(Reply):
-    """See :class:`Reply`; of one job."""
+    """The reply with one answer; see :class:`Reply`."""
 
     prefix: ClassVar[str] = "msg_"
     framing: ClassVar[Framing] = "anthropic"
 
     def __init__(self, facts: Facts, splitter: AnswerStream) -> None:
         super().__init__(facts, [splitter])
-        self._started = False  # whether the message has begun
+        self._started = False  # whether ``message_start`` was sent
 
     def waiting(self) -> list[Event]:
-        """Claude Code gives up after five minutes without an event; pings are none to it."""
+        """Returns an event: Claude Code gives up after five minutes without one, and pings do not count."""
         if not self._started:
             return [self._begun()]
         return [{"type": "message_delta", "delta": _NOTHING, "usage": self._usage()}]
@@ -86,7 +86,7 @@ class MessagesReply(Reply):
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _stop(self) -> dict[str, Any]:
-        """Why the answer ended."""
+        """Returns why the answer ended."""
         (answer,) = self._answers
         piece = answer.last
         assert piece is not None
@@ -100,8 +100,8 @@ class MessagesReply(Reply):
         return {"stop_reason": reason, "stop_sequence": piece.stop if reason == "stop_sequence" else None}
 
     def _usage(self) -> dict[str, Any]:
-        """Counts of tokens; those of the prompt that were not computed anew are counted apart. They are 0
-        while the prompt is read."""
+        """Returns the counts of tokens, with prompt tokens from the prefix cache in a separate field. Counts
+        of the prompt are 0 until it has been read."""
         (answer,) = self._answers
         piece = answer.last
         return {
@@ -113,7 +113,7 @@ class MessagesReply(Reply):
 
 
 def _content(block: Block) -> dict[str, Any]:
-    """The block as it is so far."""
+    """Returns the content of a block so far."""
     if block.kind == "call":
         id = block.id.replace("call_", "toolu_", 1)
         return {"type": "tool_use", "id": id, "name": block.name, "input": input_of(block.text)}

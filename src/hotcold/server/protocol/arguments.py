@@ -1,4 +1,4 @@
-"""Arguments of calls for dialects that have them as objects."""
+"""Arguments of calls, for dialects that send them as objects."""
 
 import json
 from typing import Any
@@ -7,10 +7,11 @@ from hotcold.chat.messages import CUT_OFF
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """The object that a call's arguments are; those that were cut off are a text in it."""
+    """Returns the arguments of a call as an object. Incomplete arguments are a text in it."""
     try:
-        found = json.loads(arguments or "{}")
-        json.dumps(found, allow_nan=False)  # a number that is too large is infinite here
+        input = json.loads(arguments or "{}")
+        # raises ValueError for a number that is too large, which is infinite here
+        json.dumps(input, allow_nan=False)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {CUT_OFF: arguments}
+        input = None
+    return input if isinstance(input, dict) else {CUT_OFF: arguments}

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: the request."""
+"""OpenAI's ``/v1/chat/completions``: the request."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,7 +39,7 @@ _STREAM_OPTIONS = Shape(
     }
 )
 MODEL = Field(Text(0, 512), note="Any name: there is one model, and the answer says which.")
-#: Fields of both of OpenAI's routes.
+#: Fields that both of OpenAI's routes have.
 STREAMING: Fields = {
     "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
     "stream_options": Field(_STREAM_OPTIONS, None, "Only with stream."),
@@ -104,33 +104,32 @@ class ChatCall:
     """The jobs and options of one request."""
 
     facts: Facts
-    messages: list[dict[str, Any]]  #: role, content (a text, parts or None) and what else the role has
-    tools: list[dict[str, Any]]  #: that the model is told of
-    callable: list[dict[str, Any]]  #: those of them that it may call now
+    messages: list[dict[str, Any]]  #: role, content (a text, parts or None), and other fields of the role
+    tools: list[dict[str, Any]]  #: tools that the prompt describes
+    callable: list[dict[str, Any]]  #: tools that the model may call now
     tool_choice: ToolChoice  #: none, auto, required, or OpenAI's object that names a function
     parallel_tool_calls: bool
     template_kwargs: dict[str, Value]
     add_generation_prompt: bool
     continue_last: bool  #: whether the last message is the beginning of the answer
-    thinking_budget: int | None  #: the most tokens of its thinking; None: no limit but that of the effort
-    form: bool  #: whether what is no call must match a format
-    job: Job  #: of each answer, without its prompt
+    thinking_budget: int | None  #: limit of the thinking, in tokens; None: only the effort limits it
+    form: bool  #: whether text outside of calls must match a format
+    job: Job  #: the job of each answer, without its prompt
     n: int
     stream: bool
     include_usage: bool
     timings_per_token: bool
-    left_out: str = ""  #: tools that the model is not told of
+    left_out: str = ""  #: tools that the prompt does not describe
 
     def jobs(self, ids: Sequence[int]) -> list[Job]:
-        """``n`` jobs that continue these tokens."""
+        """Returns ``n`` jobs that continue these tokens."""
         if not ids:
             raise invalid("messages have no tokens: write something", "messages")
         job = replace(self.job, prompt=ids)
         return [job.nth(i) for i in range(self.n)]
 
     def reply(self, parts: Callable[[], AnswerStream]) -> Reply:
-        """Makes the reply from the jobs' pieces. ``parts`` makes the object that divides one answer's text:
-        ``Chat.stream`` with this model's settings."""
+        """Makes the reply. ``parts`` makes the splitter of one answer by ``Chat.stream``."""
         return ChatReply(
             self.facts,
             [parts() for _ in range(self.n)],
@@ -141,7 +140,7 @@ class ChatCall:
 
 
 def parse(body: object, facts: Facts) -> ChatCall:
-    """APIError for what is wrong. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values; ignores unknown fields."""
     check_depth(body)
     values = BODY.read(body, "")
     content = constraints.grammar(values, facts)
@@ -155,7 +154,7 @@ def parse(body: object, facts: Facts) -> ChatCall:
         message = "messages ends with calls of the assistant: add their results, in messages of role tool"
         raise invalid(message, "messages")
     if continue_last and facts.tool_format is HARMONY and choice == "auto":
-        callable = []  # the channel of the answer was chosen before
+        callable = []  # the beginning of the answer has chosen its channel
     grammar = _grammar(values, facts, callable, choice, content, continue_last)
     if grammar is not None:
         grammar = replace(grammar, param="tools" if callable or content is None else content.param)
@@ -194,13 +193,14 @@ def _grammar(
     content: Grammar | None,
     continue_last: bool,
 ) -> Grammar | None:
-    """Returns the grammar of calls, of content, or of either. APIError: a tool's schema is broken or not
-    supported."""
+    """Returns the grammar of calls, of content, or of either. Raises APIError for an invalid tool's
+    schema."""
     format = facts.tool_format
     token_ids = {name: id for id, name in facts.tokenizer.control_names.items()}
     if not callable:
         free = content is None and not values["tools"]
-        if free or (continue_last and format is HARMONY):  # its channel was chosen before
+        # the beginning of the answer has chosen its channel
+        if free or (continue_last and format is HARMONY):
             return content
         return without_calls(content, format, token_ids)
     parallel = _parallel(values, facts, choice)
@@ -211,24 +211,24 @@ def _grammar(
 
 
 def _parallel(values: Mapping[str, Any], facts: Facts, choice: ToolChoice) -> bool:
-    """True if there may be several calls. Clients that name a tool read one (Instructor), and a model that
-    was never taught calls repeats one until its answer is cut off."""
+    """Returns whether several calls are allowed. Clients that name a tool read one call (Instructor). A model
+    without a format for calls repeats one until its answer is cut off."""
     given: bool | None = values["parallel_tool_calls"]
     return facts.tool_format is not GENERAL and not isinstance(choice, dict) if given is None else given
 
 
 def _without_absent(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates ask whether a field is there."""
+    """Removes absent fields, since templates test whether a field is defined."""
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
 def picture(values: Mapping[str, Any]) -> bool:
-    """True if events say which neurons fired."""
+    """Returns whether events have the picture of active neurons."""
     return bool((values["hotcold"] or {}).get("picture"))
 
 
 def include_usage(values: Mapping[str, Any]) -> bool:
-    """Reads ``stream_options``; APIError where nothing is streamed."""
+    """Reads ``stream_options``. Raises APIError if nothing is streamed."""
     options = values["stream_options"]
     if options is not None and not values["stream"]:
         message = "stream_options are given without stream: leave them out, or set stream to true"
@@ -250,9 +250,9 @@ def _logprobs(values: Mapping[str, Any]) -> int | None:
 def _tools(
     values: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], ToolChoice]:
-    """The tools that the prompt describes, the tools that the model may call, and what it must do with them.
-    Tools that it may not call stay in the prompt, so that earlier calls keep their meaning and pages of the
-    prompt are reused."""
+    """Returns the tools that the prompt describes, the tools that the model may call, and the choice. Tools
+    that it may not call stay in the prompt: earlier calls keep their meaning, and its prefix can be
+    reused."""
     tools = [_as_given(each) for each in values["tools"] or []]
     choice: ToolChoice = values["tool_choice"] or ("auto" if tools else "none")
     names = [each["function"]["name"] for each in tools]
@@ -277,7 +277,7 @@ def _tools(
 
 
 def _as_given(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the fields that the client left out, which templates would print as null."""
+    """Removes the fields that the client left out, which templates would print as null."""
     function = {name: value for name, value in tool["function"].items() if value is not None}
     return {**tool, "function": function}
 

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: the answer."""
+"""OpenAI's ``/v1/chat/completions``: the reply."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ _FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class ChatReply(OpenAIReply):
-    """See :class:`Reply`. There is a splitter for each choice."""
+    """The reply with one splitter for each choice; see :class:`Reply`."""
 
     prefix: ClassVar[str] = "chatcmpl-"
     whole_object: ClassVar[str] = "chat.completion"
@@ -38,7 +38,7 @@ class ChatReply(OpenAIReply):
             every_timings=every_timings,
         )
         self._logprobs: list[list[dict[str, Any]]] | None = [[] for _ in splitters] if logprobs else None
-        self._sent = [0] * len(splitters)  # of the log-probabilities of each choice
+        self._sent = [0] * len(splitters)  # number of log-probabilities that were sent, for each choice
 
     def first(self) -> list[Event]:
         return [self._delta(i, {"role": "assistant", "content": ""}) for i in range(len(self._answers))]
@@ -98,6 +98,6 @@ def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _reason(answer: Answer) -> str | None:
-    """Why the answer ended."""
+    """Returns why the answer ended."""
     reason = answer.finish_reason
     return "tool_calls" if reason == "stop" and answer.calls else reason

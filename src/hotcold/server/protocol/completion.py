@@ -1,4 +1,4 @@
-"""``/v1/completions``: the request."""
+"""OpenAI's ``/v1/completions``: the request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,14 +29,14 @@ from hotcold.server.protocol.prompts import Ids
 
 Prompt: TypeAlias = str | list[int]
 
-DEFAULT_MAX_TOKENS = 16  #: OpenAI's
+DEFAULT_MAX_TOKENS = 16  #: OpenAI's default
 
 
 class Prompts:
     """A text, token ids, or a list of texts or of lists of ids."""
 
-    def __init__(self, most: int = MAX_JOBS) -> None:
-        self._most = most
+    def __init__(self, limit: int = MAX_JOBS) -> None:
+        self._most = limit
 
     _text = Text()
     _ids = Ids()
@@ -49,8 +49,8 @@ class Prompts:
         if value and not isinstance(value[0], str | list):
             return [self._ids.read(value, param)]
         kind = self._text if value and isinstance(value[0], str) else self._ids
-        found: list[Prompt] = Items(kind, 1, self._most).read(value, param)
-        return found
+        prompts: list[Prompt] = Items(kind, 1, self._most).read(value, param)
+        return prompts
 
     def schema(self) -> Schema:
         one = [self._text.schema(), self._ids.schema()]
@@ -89,10 +89,10 @@ class CompletionCall:
 
     facts: Facts
     prompts: list[Prompt]
-    suffix: str  #: with one, the text before it is filled in
-    n: int  #: of each prompt
-    job: Job  #: of each continuation, without its prompt
-    silent: bool  #: nothing that is generated is shown
+    suffix: str  #: if not empty, the answer is the text between prompt and suffix
+    n: int  #: continuations of each prompt
+    job: Job  #: the job of each continuation, without its prompt
+    silent: bool  #: whether the generated token is hidden
     echo: bool
     stream: bool
     include_usage: bool
@@ -100,26 +100,27 @@ class CompletionCall:
 
     @property
     def texts(self) -> list[Prompt]:
-        """All that the prompts are made of."""
+        """All texts that make the prompts."""
         return [*self.prompts, *([self.suffix] if self.suffix else [])]
 
     def encode(self) -> list[list[int]]:
-        """The tokens of each prompt. Takes as long as the text is: not for an event loop's thread. Names of
-        control tokens are these tokens, since it is a program that writes whole prompts; with a suffix they
-        stay text, since both are parts of a file."""
+        """Returns the tokens of each prompt. Slow for long texts: not for an event loop's thread.
+
+        Names of control tokens become these tokens, since programs write whole prompts. With a suffix they
+        stay text, since prompt and suffix are parts of a file."""
         if self.suffix:
             return filled_texts(self.facts, self.prompts, self.suffix)
         return [self.facts.encode(each) if isinstance(each, str) else each for each in self.prompts]
 
     def jobs(self, prompts: Sequence[Sequence[int]]) -> list[Job]:
-        """``n`` for each prompt, one prompt after the other, as the choices come in the reply."""
+        """Returns ``n`` jobs for each prompt, in the order of the choices in the reply."""
         if not all(prompts):
             raise invalid("prompt has no tokens: give at least one", "prompt")
-        each = [ids for ids in prompts for _ in range(self.n)]
-        return [replace(self.job, prompt=ids).nth(i) for i, ids in enumerate(each)]
+        repeated = [ids for ids in prompts for _ in range(self.n)]
+        return [replace(self.job, prompt=ids).nth(i) for i, ids in enumerate(repeated)]
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> CompletionReply:
-        """Makes the reply from the jobs' pieces."""
+        """Makes the reply."""
         texts = [
             each if isinstance(each, str) else self.facts.tokenizer.decode(each) if self.echo else ""
             for each in self.prompts
@@ -137,7 +138,7 @@ class CompletionCall:
 
 
 def parse(body: object, facts: Facts) -> CompletionCall:
-    """APIError for what is wrong. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values; ignores unknown fields."""
     check_depth(body)
     values = BODY.read(body, "")
     prompts, n = values["prompt"], values["n"]

@@ -1,4 +1,4 @@
-"""``/v1/completions``: the answer."""
+"""OpenAI's ``/v1/completions``: the reply."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -12,17 +12,17 @@ from hotcold.server.protocol.replies import Event
 
 
 class _Scores:
-    """The log-probabilities of one choice: of its prompt with ``echo``, and of its answer."""
+    """The log-probabilities of one choice: of its answer, and with ``echo`` of its prompt."""
 
     def __init__(self, columns: Columns, prompt: str, ids: Sequence[int], echo: bool) -> None:
         self._columns, self._prompt, self._echo = columns, prompt, echo
-        self._left = list(ids)  # tokens of the prompt whose log-probabilities have not come
+        self._left = list(ids)  # tokens of the prompt whose log-probabilities are still missing
         self.parts: list[dict[str, Any]] = []
         if not echo:
             columns.skip(ids)
 
     def add(self, piece: Piece, answer: Answer) -> dict[str, Any]:
-        """Returns the entries of a piece, which the answer has already."""
+        """Returns the entries of a piece, which was already added to the answer."""
         parts = []
         if self._echo:
             n = len(piece.prompt_logprobs)
@@ -30,8 +30,8 @@ class _Scores:
             del self._left[:n]
         if not answer.silent:
             parts.append(self._columns.add(piece.ids, piece.logprobs))
-        # Harnesses that echo cut the last entry off, as that of the one token after the prompt. Where the
-        # text ends there, no token stands for it: an entry without values does.
+        # Evaluation harnesses that echo cut off the last entry, as the entry of the one token after the
+        # prompt. If the text ends there, an entry without values replaces that token.
         if self._echo and piece.finish_reason == "stop" and not answer.tokens and not answer.silent:
             parts.append(self._columns.nothing())
         self.parts.append(joined(parts))
@@ -39,8 +39,8 @@ class _Scores:
 
 
 class CompletionReply(OpenAIReply):
-    """See :class:`Reply`. ``prompts`` has the text and the tokens of each job's prompt; ``silent``: the token
-    that was generated, because one must be, is not shown."""
+    """The reply of completions; see :class:`Reply`. ``prompts`` has the text and the tokens of each job's
+    prompt. ``silent`` hides the generated token, since the engine generates at least one."""
 
     prefix: ClassVar[str] = "cmpl-"
     whole_object: ClassVar[str] = "text_completion"
@@ -71,24 +71,26 @@ class CompletionReply(OpenAIReply):
         self._scores: list[_Scores] | None = None
         if logprobs:
             columns = [Columns(facts.tokenizer) for _ in prompts]
-            self._scores = [_Scores(own, *each, echo) for own, each in zip(columns, prompts, strict=True)]
+            self._scores = [
+                _Scores(column, *prompt, echo) for column, prompt in zip(columns, prompts, strict=True)
+            ]
 
     def _piece(self, i: int, piece: Piece, events: list[Event]) -> list[Event]:
-        """One event for each piece, with text or not."""
+        """Returns one event for each piece, even without text."""
         answer = self._answers[i]
         text = "" if answer.silent else piece.text
         if not self._begun[i]:
             text, self._begun[i] = self._echoed[i] + text, True
-        found = None if self._scores is None else self._scores[i].add(piece, answer)
-        events = [self._chunk([self._shown(i, text, found)])]
+        logprobs = None if self._scores is None else self._scores[i].add(piece, answer)
+        events = [self._chunk([self._shown(i, text, logprobs)])]
         self._decorate(i, piece, events)
         return events
 
     def _choice(self, i: int) -> dict[str, Any]:
-        found = None if self._scores is None else joined(self._scores[i].parts)
-        return self._shown(i, self._echoed[i] + self._answers[i].text(), found)
+        logprobs = None if self._scores is None else joined(self._scores[i].parts)
+        return self._shown(i, self._echoed[i] + self._answers[i].text(), logprobs)
 
-    def _shown(self, i: int, text: str, found: dict[str, Any] | None) -> dict[str, Any]:
+    def _shown(self, i: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         answer = self._answers[i]
         reason = answer.finish_reason and ("length" if answer.silent else answer.finish_reason)
-        return {"index": i, "text": text, "logprobs": found, "finish_reason": reason}
+        return {"index": i, "text": text, "logprobs": logprobs, "finish_reason": reason}

@@ -1,5 +1,4 @@
-"""Reads the grammar that an answer must match: OpenAI's ``response_format``, llama.cpp's fields, or an
-expression."""
+"""Reads the grammar of an answer: OpenAI's ``response_format``, llama.cpp's fields, a regular expression."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -65,7 +64,7 @@ FIELDS: Fields = {
     "regex": Field(Text(0, MAX_GRAMMAR), note="A regular expression for the whole answer."),
 }  # fmt: skip
 
-#: Other programs' names for the same.
+#: Other programs' names for these fields.
 UNSUPPORTED: Fields = {
     name: Field(Neutral(), note="Use response_format, grammar or regex.")
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
@@ -73,38 +72,37 @@ UNSUPPORTED: Fields = {
 
 
 def grammar(values: Mapping[str, Any], facts: Facts) -> Grammar | None:
-    """Makes a grammar of the values that :data:`FIELDS` read. APIError: they ask for several different ones,
-    or a schema is broken."""
+    """Makes a grammar of :data:`FIELDS`. Raises APIError for an invalid schema, or if fields disagree."""
     format, schema = values["response_format"], values["json_schema"]
     if format is not None and format["type"] == "text":
         format = None
-    if format is not None and schema is not None:  # as clients of llama.cpp write one wish
-        other = _schema(format)
-        if schema in _ANYTHING or _sorted(other) == _sorted(schema):
+    if format is not None and schema is not None:  # clients of llama.cpp send both for one schema
+        format_schema = _schema(format)
+        if schema in _ANYTHING or _sorted(format_schema) == _sorted(schema):
             schema = None
-        elif other is None or other in _ANYTHING:
+        elif format_schema is None or format_schema in _ANYTHING:
             format = None
-    found: dict[str, Grammar] = {}
+    grammars: dict[str, Grammar] = {}
     if format is not None:
-        found["response_format"] = _of_format(format, facts)
+        grammars["response_format"] = _of_format(format, facts)
     if schema is not None:
-        found["json_schema"] = _of_schema(schema, "json_schema", facts)
+        grammars["json_schema"] = _of_schema(schema, "json_schema", facts)
     if values["grammar"]:
-        found["grammar"] = Grammar("gbnf", values["grammar"])
+        grammars["grammar"] = Grammar("gbnf", values["grammar"])
     if values["regex"]:
-        found["regex"] = Grammar("regex", values["regex"])
-    if len(found) > 1:
-        names = " and ".join(found)
-        raise APIError(f"{names} are both given: one is allowed", param=[*found][1], code="invalid_value")
-    return next((replace(each, param=name) for name, each in found.items()), None)
+        grammars["regex"] = Grammar("regex", values["regex"])
+    if len(grammars) > 1:
+        names = " and ".join(grammars)
+        raise APIError(f"{names} are both given: one is allowed", param=[*grammars][1], code="invalid_value")
+    return next((replace(each, param=name) for name, each in grammars.items()), None)
 
 
 def grammar_param(jobs: Sequence[Job]) -> str | None:
-    """Returns the field of a request that its grammar came in."""
+    """Returns the field of a request that had its grammar."""
     return next((job.grammar.param for job in jobs if job.grammar is not None), None)
 
 
-_ANYTHING: tuple[object, ...] = ({}, True)  # schemas that ask for nothing
+_ANYTHING: tuple[object, ...] = ({}, True)  # schemas without constraints
 
 
 def _sorted(schema: object) -> str:
@@ -136,7 +134,7 @@ def _of_format(format: Mapping[str, Any], facts: Facts) -> Grammar:
 
 def _of_schema(schema: object, param: str, facts: Facts, *, strict: bool = False) -> Grammar:
     try:
-        found = schema_grammar(schema, strict=strict, open=facts.open_schemas)
+        grammar = schema_grammar(schema, strict=strict, open=facts.open_schemas)
     except GrammarError as error:
         raise from_job(error, grammar=param) from None
-    return replace(found, notes=tuple(f"{param}: {note}" for note in found.notes))
+    return replace(grammar, notes=tuple(f"{param}: {note}" for note in grammar.notes))

@@ -1,4 +1,4 @@
-"""The form of errors in each dialect; a route's path says which dialect it speaks."""
+"""The form of errors in each dialect. A route's path determines its dialect."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ _ANTHROPIC_TYPES = {
 
 
 def error_body(error: APIError, path: str) -> dict[str, Any]:
-    """The JSON that a client of this path expects."""
+    """Returns the JSON of an error for clients of this path."""
     plain = path.removeprefix("/v1")
     if plain in _ANTHROPIC:
         return anthropic_error(error)
@@ -35,8 +35,8 @@ def error_body(error: APIError, path: str) -> dict[str, Any]:
     return error.body()
 
 
-#: How each dialect begins the message about a prompt that is too long. Clients shorten a conversation only
-#: where they find these words. ``most`` is the most tokens of a prompt, ``excess`` counts those beyond it.
+#: The beginning of each dialect's message about a prompt that is too long. Clients shorten a conversation
+#: only if they find it. ``most`` is the limit of a prompt's tokens; ``excess`` counts the tokens above it.
 _TOO_LONG = {
     "anthropic": "prompt is too long: {tokens} tokens > {most} maximum",
     "ollama": "prompt too long; exceeded max context length by {excess} tokens",
@@ -47,28 +47,27 @@ _TOO_LONG = {
 
 
 def _message(error: APIError, dialect: str) -> str:
-    """The message; where a prompt is too long, after the words of the dialect."""
+    """Returns the message; for a prompt that is too long, after the dialect's text."""
     if (long := error.too_long) is None:
         return error.message
-    most = long.context - 1
-    counts = {"tokens": long.tokens, "context": long.context, "most": most, "excess": long.tokens - most}
+    limit = long.context - 1
+    counts = {"tokens": long.tokens, "context": long.context, "most": limit, "excess": long.tokens - limit}
     return f"{_TOO_LONG[dialect].format(**counts)}: {error.message}"
 
 
 def anthropic_error(error: APIError) -> dict[str, Any]:
-    """The error as Anthropic's clients read it, in a reply or as an event."""
+    """Returns the error in Anthropic's form, for a reply or an event."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else _ANTHROPIC_TYPES[400])
     return {"type": "error", "error": {"type": kind, "message": _message(error, "anthropic")}}
 
 
 def ollama_error(error: APIError) -> dict[str, Any]:
-    """The error as Ollama's clients read it, in a reply or as a line of a stream."""
+    """Returns the error in Ollama's form, for a reply or a line of a stream."""
     return {"error": _message(error, "ollama input" if error.param == "input" else "ollama")}
 
 
 def llama_cpp_error(error: APIError) -> dict[str, Any]:
-    """The error as clients of llama.cpp's own routes read it: OpenAI's form, but for a prompt that is too
-    long."""
+    """Returns the error for llama.cpp's own routes: OpenAI's form, except for a prompt that is too long."""
     body = error.body()
     if error.too_long is not None:
         body["error"] |= {"message": _message(error, "llama.cpp"), "type": "exceed_context_size_error"}
@@ -81,8 +80,8 @@ _Call = TypeVar("_Call", ChatCall, NativeCall)
 def translated(
     parse: Callable[[object, Facts], _Call], body: object, facts: Facts, names: Mapping[str, str]
 ) -> _Call:
-    """Returns the call that another route's parser makes of a translated request. Errors name the fields that
-    the client sent: ``names`` has these by the names that the parser knows."""
+    """Returns the call that another route's parser makes of a translated request. ``names`` maps the parser's
+    fields to the fields that the client sent, for error messages."""
     try:
         call = parse(body, facts)
     except APIError as error:

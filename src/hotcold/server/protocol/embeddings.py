@@ -1,4 +1,4 @@
-"""The route ``/v1/embeddings``: vectors of texts."""
+"""OpenAI's ``/v1/embeddings``: vectors of texts."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,13 @@ class EmbeddingsCall:
 
     facts: Facts
     texts: list[Prompt]
-    job: Job  #: of each text, without its tokens
+    job: Job  #: the job of each text, without its tokens
     in_base64: bool
-    dimensions: int | None  #: None: all that the model has
+    dimensions: int | None  #: length of the vectors; None: the model's
     stream: bool = False
 
     def encode(self) -> list[list[int]]:
-        """The tokens of each text; names of control tokens in it are text. Not for an event loop's thread."""
+        """Returns the tokens of each text; names of control tokens stay text. Not for an event loop."""
         encode = self.facts.encode_text
         return [encode(each, "input") if isinstance(each, str) else each for each in self.texts]
 
@@ -51,7 +51,7 @@ class EmbeddingsCall:
         return [replace(self.job, prompt=ids) for ids in prompts]
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> "EmbeddingsReply":
-        """Makes the reply from the jobs' pieces."""
+        """Makes the reply."""
         return EmbeddingsReply(self.facts, len(prompts), self.dimensions, in_base64=self.in_base64)
 
 
@@ -80,7 +80,7 @@ class EmbeddingsReply(Reply):
         return sum(each.last.prompt_tokens for each in self._answers if each.last is not None)
 
     def _vectors(self) -> list[Sequence[float]]:
-        """The vector of each job."""
+        """Returns the vector of each job."""
         pieces = [each.last for each in self._answers]
         return [shortened(each.vector or (), self._dimensions) for each in pieces if each is not None]
 
@@ -91,7 +91,8 @@ class EmbeddingsReply(Reply):
 
 
 def parse(body: object, facts: Facts) -> EmbeddingsCall:
-    """APIError for what is wrong, and where the model gives no vectors. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values, or if the model cannot make vectors;
+    ignores unknown fields."""
     check_depth(body)
     values = BODY.read(body, "")
     job = job_of(values, facts)
@@ -103,7 +104,7 @@ def parse(body: object, facts: Facts) -> EmbeddingsCall:
 
 
 def job_of(values: Mapping[str, Any], facts: Facts) -> Job:
-    """The job of each text. APIError: the model gives no vectors, or none so long."""
+    """Returns the job of each text. Raises APIError if the model has no vectors, or none of this length."""
     if facts.pooling is None:
         raise invalid(f"the model gives no vectors: {facts.not_pooled}", "model", "unsupported_model")
     dimensions, length = values["dimensions"], facts.meta["n_embd"]
@@ -113,10 +114,10 @@ def job_of(values: Mapping[str, Any], facts: Facts) -> Job:
 
 
 def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
-    """The first values of a vector, divided by their length; the whole vector unchanged."""
+    """Returns the first values of a vector, divided by their norm; a whole vector is unchanged."""
     if dimensions is None or dimensions == len(vector):
         return vector
     first = np.array(vector[:dimensions])
     length = np.linalg.norm(first)
-    found: list[float] = (first / length if length else first).astype(np.float32).tolist()
-    return found
+    unit: list[float] = (first / length if length else first).astype(np.float32).tolist()
+    return unit

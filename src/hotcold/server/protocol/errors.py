@@ -9,9 +9,11 @@ INVALID = "invalid_request_error"
 
 
 class APIError(Exception):
-    """Raised if a request is refused or ended. ``message`` is one line for the author of the request,
-    ``param`` the wrong field, ``code`` is for programs. Another try may succeed after ``retry_after``
-    seconds. ``too_long`` has the counts of a prompt that does not fit, for the words of each dialect."""
+    """Raised if a request is refused or ended.
+
+    ``message`` is one line for the author of the request, ``param`` the wrong field, ``code`` is for
+    programs. A new attempt may succeed after ``retry_after`` seconds. ``too_long`` has the counts of a prompt
+    that does not fit, for the dialects' messages."""
 
     def __init__(
         self,
@@ -34,16 +36,16 @@ class APIError(Exception):
         self.too_long = too_long
 
     def body(self) -> dict[str, Any]:
-        """The JSON to send, as a reply or as the last event of a stream."""
+        """Returns the JSON of the error, for a reply or the last event of a stream."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         if self.too_long is None:
             return {"error": error}
-        # Clients of llama.cpp read these two.
+        # Clients of llama.cpp read these two fields.
         return {"error": {**error, "n_prompt_tokens": self.too_long.tokens, "n_ctx": self.too_long.context}}
 
 
 def invalid(message: str, param: str | None, code: str = "invalid_value") -> APIError:
-    """The error for a wrong value in a request."""
+    """Returns the error for a wrong value in a request."""
     return APIError(message, param=param, code=code)
 
 
@@ -53,7 +55,7 @@ class _Told(NamedTuple):
     code: str
 
 
-#: :attr:`RequestError.code` -> the status and type for clients.
+#: :attr:`RequestError.code` -> status, type and code for clients.
 _OF_JOBS = {
     "queue_full": _Told(429, "rate_limit_error", "rate_limit_exceeded"),
     "not_ready": _Told(503, "unavailable_error", "model_loading"),
@@ -67,15 +69,15 @@ _OF_JOBS = {
 }
 
 
-#: The server's flags for options that messages of the engine name as Python does.
+#: The server's flags for options of Python that the engine's messages name.
 _FLAGS = {"context": "-c", "deadline_s": "--deadline", "timeout_s": "--timeout"}
 _PYTHON_OPTION = re.compile("`([a-z_]+)`")
 
 
 def from_job(error: RequestError, prompt: str = "messages", grammar: str | None = None) -> APIError:
     """Returns the error for a job that the engine refused or ended. ``prompt`` and ``grammar`` are the fields
-    that these came in. A message about a grammar begins with its field, since some dialects have no other
-    place for that."""
+    of the request. A message about a grammar begins with its field, since some dialects have no field for
+    it."""
     told = _OF_JOBS.get(error.code, _OF_JOBS["engine_failed"])
     status = told.status
     retry = None if error.retry_after_s is None else max(1, round(error.retry_after_s))
@@ -83,19 +85,19 @@ def from_job(error: RequestError, prompt: str = "messages", grammar: str | None 
         status = 503
     param = {"context_length_exceeded": prompt, "invalid_grammar": grammar or None}.get(error.code)
     if isinstance(error, PromptTooLongError):
-        message = _in_openais_words(error, prompt)
+        message = _openai_message(error, prompt)
         return APIError(message, status=status, type=told.type, param=param, code=told.code, too_long=error)
-    message = _PYTHON_OPTION.sub(lambda found: _FLAGS.get(found[1], found[0]), str(error))
+    message = _PYTHON_OPTION.sub(lambda match: _FLAGS.get(match[1], match[0]), str(error))
     if error.code == "invalid_grammar" and grammar:
         message = f"{grammar}: {message}"
     return APIError(message, status=status, type=told.type, param=param, code=told.code, retry_after=retry)
 
 
-def _in_openais_words(error: PromptTooLongError, field: str) -> str:
-    """The message by which clients of OpenAI know that they must shorten a conversation."""
-    more = " or more" if error.at_least else ""
+def _openai_message(error: PromptTooLongError, field: str) -> str:
+    """Returns the message by which OpenAI's clients recognise that they must shorten a conversation."""
+    at_least = " or more" if error.at_least else ""
     return (
         f"This model's maximum context length is {error.context} tokens. However, your {field} resulted in "
-        f"{error.tokens} tokens{more}. One token is for the answer: please reduce the length of the {field}, "
-        "or start the server with a larger -c."
+        f"{error.tokens} tokens{at_least}. One token is for the answer: please reduce the length of the "
+        f"{field}, or start the server with a larger -c."
     )

@@ -1,4 +1,4 @@
-"""Facts about the model and the server that the translations need."""
+"""Facts about the model and the server that requests and replies need."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,27 +22,27 @@ another number."""
 
 @dataclass(frozen=True)
 class Facts:
-    name: str  #: name of the model for clients
+    name: str  #: the model's name for clients
     tokenizer: Tokenizer
     aliases: tuple[str, ...] = ()  #: other names that requests may use
-    context: int = 0  #: positions of one request
-    slots: int = 1  #: requests that run at the same time
+    context: int = 0  #: limit of a request's positions
+    slots: int = 1  #: limit of concurrent requests
     created: int = 0  #: Unix time of the model
     params: int = 0
     size_bytes: int = 0
-    fingerprint: str = ""  #: identifies the model, its mode and the program
-    max_tokens: int | None = None  #: limit of an answer if the request sets none; None: the route's
-    timeout_s: float | None = None  #: as of :class:`~hotcold.engine.request.Job`
-    deadline_s: float | None = None  #: likewise
-    thinking_budget: int | None = None  #: tokens of thinking if the request sets none; None: no limit
-    tool_format: ToolFormat = GENERAL  #: how the model writes calls
-    call_ids: CallIds = "openai"  #: form of call ids that the template wants
-    meta: Mapping[str, Any] = field(default_factory=dict)  #: more about the model, for /v1/models
-    sampling: SamplingParams = field(default_factory=SamplingParams)  #: defaults for a request
-    sparsity: str = ""  #: the mode: off, exact or predicted
-    pooling: Pooling | None = None  #: how texts become vectors; None: they cannot
-    not_pooled: str = ""  #: and why
-    open_schemas: bool = False  #: as :attr:`hotcold.server.settings.Settings.open_schemas`
+    fingerprint: str = ""  #: identifies the model, its mode and the program's version
+    max_tokens: int | None = None  #: default limit of an answer's tokens; None: the route's
+    timeout_s: float | None = None  #: see :class:`~hotcold.engine.request.Job`
+    deadline_s: float | None = None  #: see :class:`~hotcold.engine.request.Job`
+    thinking_budget: int | None = None  #: default limit of thinking, in tokens; None: none
+    tool_format: ToolFormat = GENERAL  #: the model's format of calls
+    call_ids: CallIds = "openai"  #: the template's form of call ids
+    meta: Mapping[str, Any] = field(default_factory=dict)  #: additional facts for /v1/models
+    sampling: SamplingParams = field(default_factory=SamplingParams)  #: default parameters of requests
+    sparsity: str = ""  #: off, exact or predicted
+    pooling: Pooling | None = None  #: how the model makes vectors of texts; None: it cannot
+    not_pooled: str = ""  #: the reason if it cannot
+    open_schemas: bool = False  #: see :attr:`hotcold.server.settings.Settings.open_schemas`
     kept_items: Kept = field(default_factory=lambda: Kept(MOST_ITEM_BYTES, MOST_ITEMS), compare=False)
     kept_responses: KeptResponses = field(default_factory=KeptResponses, compare=False)
 
@@ -52,12 +52,12 @@ class Facts:
 
     @property
     def fills_in(self) -> bool:
-        """True if the vocabulary has the tokens around a text to fill in."""
+        """Whether the vocabulary has tokens to fill in the middle."""
         return self.tokenizer.filling.keys() >= {"fim_pre", "fim_suf", "fim_mid"}
 
     @property
     def capabilities(self) -> list[str]:
-        """The model's abilities by Ollama's names, without thinking, which its template decides."""
+        """The model's abilities by Ollama's names, except thinking, which its template determines."""
         insert, embedding = self.fills_in, self.pooling is not None
         return ["completion", "tools", *["insert"] * insert, *["embedding"] * embedding]
 
@@ -71,12 +71,12 @@ class Facts:
 
     @cached_property
     def _longest(self) -> int:
-        """The most characters of a token."""
+        """The number of characters in the longest token."""
         return max(len(self.tokenizer.piece(id)) for id in range(self.vocab))
 
     @property
     def most_characters(self) -> int:
-        """The characters of a prompt that may fit, at most."""
+        """The number of characters that may fit into a prompt."""
         return (self.context + 1) * self._longest
 
     def check_ids(self, ids: list[int], param: str) -> None:
@@ -86,20 +86,19 @@ class Facts:
         prompts.check_ids(ids, self.vocab, param)
 
     def encode_text(self, text: str, param: str) -> list[int]:
-        """The tokens of a user's text. APIError: it cannot fit, which is checked first."""
+        """Returns the tokens of a user's text. Raises APIError if it cannot fit, before encoding."""
         self.check_length(text, param)
         return self.tokenizer.encode(text)
 
     def check_length(self, text: str, param: str) -> None:
-        """Raises APIError for a text that surely has so many tokens that the context has no room for an
-        answer. It need not be encoded to know."""
+        """Raises APIError for a text that cannot fit, by a lower bound of its tokens, without encoding."""
         least = self.tokenizer.least_tokens(text)
         if least >= self.context:
             raise from_job(PromptTooLongError(least, self.context, at_least=True), param)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a whole prompt that a program wrote: names of control tokens are these tokens. A
-        prompt that begins with BOS gets no second one. APIError: it cannot fit, which is checked first."""
+        """Returns the tokens of a whole prompt from a program. Names of control tokens become these tokens; a
+        prompt that begins with BOS gets no second one. Raises APIError if it cannot fit, before encoding."""
         self.check_length(text, "prompt")
         ids = self.tokenizer.encode(text, parse_special=True)
         bos = self.tokenizer.bos_id

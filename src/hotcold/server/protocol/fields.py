@@ -1,7 +1,7 @@
-"""Kinds of JSON values: each reads a value, or says what is wrong with it, and describes itself as a schema.
+"""Kinds of JSON values. Each kind reads a value, reports an error in it, and describes itself as a schema.
 
-The fields of a route are a table of these kinds. Validation and the OpenAPI document both come from it, so
-they cannot disagree. ``null`` means the same as an absent field, as in OpenAI's description."""
+The fields of a route are a table of these kinds. Validation and the OpenAPI document both use it, so they
+always agree. ``null`` means the same as an absent field, as in OpenAI's description."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from hotcold.values import shown
 
 Schema: TypeAlias = dict[str, Any]
 
-#: A number as JSON writes it; forms, shells and settings files often send it as text.
+#: A number in JSON's form; forms, shells and settings files often send it as text.
 NUMBER = r"-?(0|[1-9][0-9]{0,29})([.][0-9]{1,30})?([eE][+-]?[0-9]{1,3})?"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TYPES = {
@@ -30,14 +30,14 @@ _TYPES = {
 
 class Kind(Protocol):
     def read(self, value: Any, param: str) -> Any:
-        """The value as the program uses it. ``param`` is the name of the field, for the ``APIError``."""
+        """Returns the value as the program uses it. ``param`` is the field's name, for the ``APIError``."""
 
     def schema(self) -> Schema:
-        """JSON Schema (2020-12) of the values that :meth:`read` takes."""
+        """Returns the JSON Schema (2020-12) of the values that :meth:`read` accepts."""
 
 
 def seen(value: object) -> str:
-    """A value of a request for an error message: short, on one line."""
+    """Returns a value of a request for an error message: short, on one line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -60,7 +60,7 @@ def inside(param: str, name: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """The number that a text spells; any other value unchanged."""
+    """Returns the number that a text has; any other value is unchanged."""
     if not isinstance(value, str) or not re.fullmatch(NUMBER, value):
         return value
     number = float(value)
@@ -70,18 +70,18 @@ def _number(value: Any) -> Any:
 
 
 def _or_text(schema: Schema) -> Schema:
-    """The schema of a number, or of the same as text, whose bounds a schema cannot state."""
+    """Returns the schema of a number, or of a number as text, whose bounds a schema cannot state."""
     return {"anyOf": [schema, {"type": "string", "pattern": f"^(?:{NUMBER})$"}]}
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number; ``5.0`` is one, as in JSON Schema, and so is ``"5"``."""
+    """A whole number. ``5.0`` is one, as in JSON Schema, and so is ``"5"``."""
 
     low: int
     high: int = LARGEST
     hint: str = ""
-    without: int | None = None  #: a number between the bounds that is not allowed
+    without: int | None = None  #: a value between the bounds that is not allowed
 
     def read(self, value: Any, param: str) -> int:
         given, value = value, _number(value)
@@ -101,7 +101,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """A finite number; text is accepted, too."""
+    """A finite number, also as text."""
 
     low: float
     high: float
@@ -110,7 +110,7 @@ class Real:
     def read(self, value: Any, param: str) -> float:
         given, value = value, _number(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not self.low <= value <= self.high:  # true for NaN, too
+        if not number or not self.low <= value <= self.high:  # also true for NaN
             hint = f" ({self.hint})" if self.hint else ""
             refuse(param, given, f"allowed are {self.low:g} to {self.high:g}{hint}")
         return float(value)
@@ -121,7 +121,7 @@ class Real:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or false; the words as text are accepted, too."""
+    """True or false, also as text."""
 
     def read(self, value: Any, param: str) -> bool:
         if isinstance(value, str):
@@ -136,7 +136,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Text:
-    """A string of valid Unicode. ``pattern`` is what all of it must match, ``hint`` says that in words."""
+    """A string of valid Unicode. ``pattern`` must match all of it; ``hint`` describes the pattern."""
 
     low: int = 0
     high: int | None = None  #: limit in characters; None: only the body's limit
@@ -225,7 +225,7 @@ class Anything:
 
 @dataclass(frozen=True)
 class Neutral:
-    """A field that is not supported, with the values that ask for nothing."""
+    """An unsupported field, with the values that request nothing."""
 
     allowed: tuple[Any, ...] = ()
 
@@ -244,7 +244,7 @@ class Neutral:
 
 @dataclass(frozen=True)
 class Either:
-    """One of several kinds, told apart by the JSON type of the value."""
+    """One of several kinds, by the JSON type of the value."""
 
     kinds: Mapping[type, Kind]
     needed: str
@@ -262,7 +262,7 @@ class Either:
 @dataclass(frozen=True)
 class Field:
     kind: Kind
-    default: Any = None  #: value if the field is absent or null
+    default: Any = None  #: the value if the field is absent or null
     note: str = ""
     required: bool = False
 
@@ -280,7 +280,7 @@ Fields: TypeAlias = Mapping[str, Field]
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """An object with named fields; others are ignored."""
+    """An object with named fields; other fields are ignored."""
 
     fields: Fields
     check: Callable[[dict[str, Any], str], None] | None = None  #: checks fields that depend on each other
@@ -288,11 +288,11 @@ class Shape:
     def read(self, value: Any, param: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             refuse(param or "the body", value, "an object is needed")
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, field in self.fields.items():
-            given = value.get(name)
-            if given is not None:
-                found[name] = field.kind.read(given, inside(param, name))
+            entry = value.get(name)
+            if entry is not None:
+                values[name] = field.kind.read(entry, inside(param, name))
             elif field.required:
                 raise APIError(
                     f"{inside(param, name)} is {'null' if name in value else 'missing'}: it is required",
@@ -300,27 +300,27 @@ class Shape:
                     code="missing_required_parameter",
                 )
             else:
-                found[name] = field.default
+                values[name] = field.default
         if self.check is not None:
-            self.check(found, param)
-        return found
+            self.check(values, param)
+        return values
 
     def schema(self) -> Schema:
-        found: Schema = {
+        schema: Schema = {
             "type": "object",
             "properties": {name: field.schema() for name, field in self.fields.items()},
         }
         required = [name for name, field in self.fields.items() if field.required]
-        return {**found, "required": required} if required else found
+        return {**schema, "required": required} if required else schema
 
 
 @dataclass(frozen=True, eq=False)
 class Tagged:
-    """An object whose field ``key`` says which shape it has; that field is kept."""
+    """An object whose field ``key`` names its shape. The result has this field, too."""
 
     key: str
     shapes: Mapping[str, Shape]
-    unsupported: str = ""  #: message for values that other servers have
+    unsupported: str = ""  #: message about values that only other servers support
 
     def read(self, value: Any, param: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -336,9 +336,9 @@ class Tagged:
         return {"oneOf": [self._schema(tag, shape) for tag, shape in self.shapes.items()]}
 
     def _schema(self, tag: str, shape: Shape) -> Schema:
-        found = shape.schema()
-        properties = {self.key: {"type": "string", "const": tag}, **found["properties"]}
-        return {**found, "properties": properties, "required": [self.key, *found.get("required", ())]}
+        schema = shape.schema()
+        properties = {self.key: {"type": "string", "const": tag}, **schema["properties"]}
+        return {**schema, "properties": properties, "required": [self.key, *schema.get("required", ())]}
 
 
 def check_depth(value: object) -> None:
@@ -361,5 +361,5 @@ def check_depth(value: object) -> None:
 
 
 def finite(value: float) -> float:
-    """A log-probability for JSON: instead of infinity OpenAI's value for a very unlikely token."""
+    """Returns a log-probability for JSON: infinity becomes OpenAI's value for a very unlikely token."""
     return value if math.isfinite(value) else -9999.0

@@ -1,4 +1,4 @@
-"""Prompts that ask for the text between two others, for models that were taught to fill in the middle."""
+"""Prompts for the text between two others, for models that were trained to fill in the middle."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 from hotcold.server.protocol.fields import Field, Text
 
-#: The field of routes whose prompt is otherwise continued.
+#: The field of routes that otherwise continue a prompt.
 SUFFIX = Field(
     Text(),
     "",
@@ -16,7 +16,7 @@ _NEEDED = {"fim_pre": "a prefix", "fim_suf": "a suffix", "fim_mid": "a middle"}
 
 
 def check_model(facts: Facts, param: str | None = None) -> None:
-    """Raises APIError if the model cannot fill in; ``param`` is the field that asks for it."""
+    """Raises APIError if the model cannot fill in. ``param`` is the field that requests it."""
     if facts.fills_in:
         return
     missing = [word for kind, word in _NEEDED.items() if kind not in facts.tokenizer.filling]
@@ -26,7 +26,8 @@ def check_model(facts: Facts, param: str | None = None) -> None:
 
 
 def filled_texts(facts: Facts, prefixes: Sequence[str | list[int]], suffix: str) -> list[list[int]]:
-    """The prompt of each prefix, a text or token ids, and one suffix. APIError: a text cannot fit."""
+    """Returns the prompt of each prefix (text or token ids) and a suffix. Raises APIError if a text cannot
+    fit."""
     facts.check_length(suffix, "suffix")
     after = plain_tokens(facts, suffix)
     prompts = []
@@ -39,12 +40,12 @@ def filled_texts(facts: Facts, prefixes: Sequence[str | list[int]], suffix: str)
 
 
 def filled(facts: Facts, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
-    """The prompt for the text between a prefix and a suffix, with BOS where the model wants it."""
+    """Returns the prompt for the text between a prefix and a suffix, with BOS if the model needs it."""
     marks, bos = facts.tokenizer.filling, facts.tokenizer.bos_id
     ids = [bos] if facts.tokenizer.add_bos and bos is not None else []
     return [*ids, marks["fim_pre"], *prefix, marks["fim_suf"], *suffix, marks["fim_mid"]]
 
 
 def plain_tokens(facts: Facts, text: str) -> list[int]:
-    """Tokens of a part of a file. Names of control tokens in it stay text."""
+    """Returns the tokens of a part of a file. Names of control tokens stay text."""
     return facts.tokenizer.encode(text, add_bos=False)

@@ -1,4 +1,4 @@
-"""llama.cpp's ``/infill``: what stands between two texts, for models that were taught to fill in."""
+"""llama.cpp's ``/infill``: the text between two others, for models that were trained to fill in."""
 
 import re
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from hotcold.server.protocol.filling import check_model, filled, plain_tokens
 from hotcold.server.protocol.limits import LARGEST, MAX_EXTRA
 from hotcold.server.protocol.native import NativeCall
 
-_MOST = 2048  # tokens around the place, as in llama.cpp with its defaults
-_MARKS = 4  # tokens: the three marks and BOS
-#: What stands before a text of another file where the vocabulary has no token for that, as in llama.cpp.
+_MOST = 2048  # tokens before and after the place, as in llama.cpp by default
+_MARKS = 4  # tokens: three marks and BOS
+#: Heading of another file for a vocabulary without a token for it, as in llama.cpp.
 _SNIPPET = "\n\n--- snippet ---\n\n"
-#: Names that stand in prompts where nothing is known, as in llama.cpp.
+#: Names of files and projects that are unknown, as in llama.cpp.
 _PROJECT, _THIS_FILE, _OTHER_FILE = "myproject\n", "filename\n", "tmp"
 
 _EXTRA = Shape({"text": Field(Text(), required=True), "filename": Field(Text(0, 1024), _OTHER_FILE)})
@@ -38,7 +38,7 @@ BODY = Shape(FIELDS)
 
 @dataclass(frozen=True)
 class InfillCall(NativeCall):
-    """The job and options of one request; ``prompt`` is what the answer begins with."""
+    """The job and options of one request. ``prompt`` is the beginning of the answer."""
 
     prefix: str
     suffix: str
@@ -46,32 +46,32 @@ class InfillCall(NativeCall):
 
     @property
     def texts(self) -> list[str]:
-        """All that the prompt is made of."""
-        others = [text for each in self.extra for text in each]
-        return [*others, self.prefix, self.suffix, str(self.prompt)]
+        """All texts that make the prompt."""
+        other_files = [text for each in self.extra for text in each]
+        return [*other_files, self.prefix, self.suffix, str(self.prompt)]
 
     def encode(self) -> list[list[int]]:
-        """llama.cpp's prompt: other files, if there are any, then prefix, suffix and the mark of the middle.
-        Of a long prefix the end counts, of a long suffix the beginning, of other files the last."""
-        known = self.facts
-        begun = known.tokenizer.encode(str(self.prompt), add_bos=False, parse_special=True)
-        most, longest = min(_MOST, known.context // 2), known.most_characters
-        prefix = plain_tokens(known, self.prefix[-longest:])
-        suffix = plain_tokens(known, self.suffix[:longest])
-        prefix = prefix[max(0, len(prefix) - 3 * (most // 4)) :]
-        suffix = suffix[: max(0, most // 4 - 2 - len(begun))]
-        answer = min(self.job.max_tokens, known.context // 4)
-        free_tokens = max(0, known.context - most - answer - _MARKS)
-        others = self._other_files(free_tokens) if self.extra else []
-        return [[*others, *filled(known, [*prefix, *begun], suffix)]]
+        """Returns llama.cpp's prompt: other files, prefix, suffix, and the mark of the middle. A long prefix
+        loses its beginning, a long suffix its end, and of other files the last ones stay."""
+        facts = self.facts
+        beginning = facts.tokenizer.encode(str(self.prompt), add_bos=False, parse_special=True)
+        near, longest = min(_MOST, facts.context // 2), facts.most_characters
+        prefix = plain_tokens(facts, self.prefix[-longest:])
+        suffix = plain_tokens(facts, self.suffix[:longest])
+        prefix = prefix[max(0, len(prefix) - 3 * (near // 4)) :]
+        suffix = suffix[: max(0, near // 4 - 2 - len(beginning))]
+        answer = min(self.job.max_tokens, facts.context // 4)
+        free_tokens = max(0, facts.context - near - answer - _MARKS)
+        other_files = self._other_files(free_tokens) if self.extra else []
+        return [[*other_files, *filled(facts, [*prefix, *beginning], suffix)]]
 
     def shown(self, ids: Sequence[int]) -> str:
-        """The prompt's text with its marks."""
+        """Returns the prompt's text with its marks."""
         return b"".join(map(self.facts.tokenizer.piece, ids)).decode(errors="replace")
 
     def _other_files(self, free_tokens: int) -> list[int]:
-        """The last ``free_tokens`` tokens of the repository's header. Without other files it would only make
-        the model write on after the middle."""
+        """Returns the last ``free_tokens`` tokens of the repository's header. Not for requests without other
+        files: the model would then continue after the middle."""
         marks, longest = self.facts.tokenizer.filling, self.facts.most_characters
         repository, file = marks.get("fim_rep"), marks.get("fim_sep")
         ids = [] if file is None else [file, *plain_tokens(self.facts, _THIS_FILE)]
@@ -87,11 +87,11 @@ class InfillCall(NativeCall):
 
 
 def parse(body: object, facts: Facts) -> InfillCall:
-    """APIError for what is wrong, and for a model that fills nothing in."""
+    """Reads the body of a request. Raises APIError for wrong values, or if the model cannot fill in."""
     check_depth(body)
     values = BODY.read(body, "")
     check_model(facts)
-    facts.check_length(values["prompt"], "prompt")  # the rest is cut
+    facts.check_length(values["prompt"], "prompt")  # the other texts are cut to fit
     call = native.call_of(values, facts)
     suffix = values["input_suffix"]
     stop = (*call.job.stop, *_suffix_begins(suffix))
@@ -102,7 +102,7 @@ def parse(body: object, facts: Facts) -> InfillCall:
 
 
 def _suffix_begins(suffix: str) -> list[str]:
-    """The stop string for a model that writes on into the suffix: the suffix's first whole line with a letter
-    or a digit. Lines of brackets alone end inner blocks, too."""
+    """Returns the stop string that ends an answer when it repeats the suffix: the first line of the suffix
+    with a letter or a digit. Lines of brackets alone would also end inner blocks."""
     line = re.search(r"(?:^|\n)[^\n]*\w[^\n]*\n", suffix)
     return [line[0]] if line and len(line[0]) <= MAX_STOP_LENGTH else []

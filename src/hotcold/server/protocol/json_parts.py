@@ -1,15 +1,15 @@
-"""Writes plain data as JSON: at once, or in parts, so that a large value holds up no other thread."""
+"""Writes plain data as JSON: at once, or in parts, so that a large value delays no other thread."""
 
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_PART = 1 << 15  # characters of JSON that one call writes: other threads wait until it returns
-_PLAIN = 8  # characters of a value that is no string
+_PART = 1 << 15  # characters of JSON that one call writes while other threads wait
+_PLAIN = 8  # assumed characters of a number, a boolean or null
 
 
 def to_json(content: Any) -> bytes:
-    """Compact JSON. Half a character of a pair, which UTF-8 cannot hold, is written as an escape."""
+    """Returns compact JSON. A lone surrogate, which UTF-8 cannot hold, is escaped."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
         return text.encode("utf-8")
@@ -18,15 +18,15 @@ def to_json(content: Any) -> bytes:
 
 
 class LongText:
-    """A text for :func:`json_parts` that is made while it is written."""
+    """A text for :func:`json_parts`, generated while it is written."""
 
     def __init__(self, parts: Iterable[str]) -> None:
         self.parts = parts
 
 
 def json_parts(value: Any) -> Iterator[bytes]:
-    """The JSON of :func:`to_json` in parts, each of which takes a few milliseconds. Iterators are lists, and
-    :class:`LongText` is a string."""
+    """Returns the JSON of :func:`to_json` in parts that take a few milliseconds each. Iterators become lists,
+    and :class:`LongText` a string."""
     if not is_large(value):
         yield to_json(value)
     elif isinstance(value, str | LongText):
@@ -52,7 +52,7 @@ def json_parts(value: Any) -> Iterator[bytes]:
 
 
 def _runs(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """The values of a list, so many at a time that they are not large together; a large one alone."""
+    """Groups the values of a list: each group is small, or has one large value."""
     run: list[Any] = []
     total = 0
     for each in values:
@@ -67,12 +67,12 @@ def _runs(values: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def is_large(value: Any) -> bool:
-    """True if writing a value as JSON takes so long that others would notice."""
+    """Returns whether writing a value as JSON would delay other threads noticeably."""
     return _size(value) > _PART
 
 
 def _size(value: Any) -> int:
-    """About the characters of a value's JSON, or a number above :data:`_PART`."""
+    """Returns about the number of characters in a value's JSON, or a number above :data:`_PART`."""
     total, values = 0, [value]
     while values and total <= _PART:
         each = values.pop()

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms."""
+"""Log-probabilities in the forms of OpenAI's two routes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,14 @@ from hotcold.server.protocol.fields import finite
 from hotcold.tokenizer.tokenizer import Tokenizer
 
 
-def of_chat(tokenizer: Tokenizer, ids: Sequence[int], found: Sequence[Logprobs]) -> list[dict[str, Any]]:
-    """The field ``choices[].logprobs.content`` of the chat route."""
+def of_chat(tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[Logprobs]) -> list[dict[str, Any]]:
+    """Returns the field ``choices[].logprobs.content`` of the chat route."""
     return [
         {
             **_token(tokenizer, id, each.logprob),
-            "top_logprobs": [_token(tokenizer, other, value) for other, value in each.top],
+            "top_logprobs": [_token(tokenizer, other_id, value) for other_id, value in each.top],
         }
-        for id, each in zip(ids, found, strict=True)
+        for id, each in zip(ids, entries, strict=True)
     ]
 
 
@@ -25,7 +25,7 @@ def _token(tokenizer: Tokenizer, id: int, logprob: float) -> dict[str, Any]:
 
 
 def name(piece: bytes) -> str:
-    r"""A token of the completion route: its text, or ``bytes:\xe2\x82`` where it is a part of a character."""
+    r"""Returns a token of the completion route: its text, or ``bytes:\xe2\x82`` for a part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -39,8 +39,8 @@ def empty() -> dict[str, Any]:
 class Columns:
     """The field ``choices[].logprobs`` of the completion route: four lists with an entry for each token.
 
-    ``text_offset`` counts the characters before a token in the text that the tokens decode to. Among tokens
-    with the same text, ``top_logprobs`` has the likeliest."""
+    ``text_offset`` counts the characters before a token in the decoded text. Of several tokens with the same
+    text, ``top_logprobs`` has the likeliest."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -48,29 +48,28 @@ class Columns:
         self._offset = 0
 
     def skip(self, ids: Sequence[int]) -> None:
-        """Skips tokens that come before the shown text."""
+        """Skips tokens before the shown text."""
         for id in ids:
             self._decoder.push(id)
 
-    def add(self, ids: Sequence[int], found: Sequence[Logprobs | None], text: str = "") -> dict[str, Any]:
-        """The entries of the next tokens; None for a token that follows nothing. ``text`` is the text of
-        which they were made, if known: it has the names of control tokens, which decoded text does not
-        have."""
+    def add(self, ids: Sequence[int], entries: Sequence[Logprobs | None], text: str = "") -> dict[str, Any]:
+        """Returns the entries of the next tokens; None for the first token of a prompt. ``text`` is the
+        tokens' source, if known: it has the names of control tokens, which decoded text lacks."""
         columns = empty()
-        for id, each in zip(ids, found, strict=True):
+        for id, entry in zip(ids, entries, strict=True):
             piece = self._tokenizer.piece(id)
-            own = name(piece)
-            columns["tokens"].append(own)
+            token = name(piece)
+            columns["tokens"].append(token)
             columns["text_offset"].append(self._offset)
-            columns["token_logprobs"].append(None if each is None else finite(each.logprob))
-            columns["top_logprobs"].append(None if each is None else self._top(own, each))
+            columns["token_logprobs"].append(None if entry is None else finite(entry.logprob))
+            columns["top_logprobs"].append(None if entry is None else self._top(token, entry))
             decoded = self._decoder.push(id)
-            named = not decoded and own and text.startswith(own, self._offset)
-            self._offset += len(own) if named else len(decoded)
+            named = not decoded and token and text.startswith(token, self._offset)
+            self._offset += len(token) if named else len(decoded)
         return columns
 
     def nothing(self) -> dict[str, Any]:
-        """The entry of the end of a text, which is no token."""
+        """Returns the entry of the end of a text, which is no token."""
         return {
             "tokens": [""],
             "token_logprobs": [None],
@@ -78,16 +77,16 @@ class Columns:
             "text_offset": [self._offset],
         }
 
-    def _top(self, own: str, found: Logprobs) -> dict[str, float]:
+    def _top(self, token: str, entry: Logprobs) -> dict[str, float]:
         top: dict[str, float] = {}
-        for id, value in found.top:
+        for id, value in entry.top:
             top.setdefault(name(self._tokenizer.piece(id)), finite(value))
-        top.setdefault(own, finite(found.logprob))
+        top.setdefault(token, finite(entry.logprob))
         return top
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The results of several calls of :meth:`Columns.add` as one."""
+    """Joins the results of several calls of :meth:`Columns.add`."""
     columns = empty()
     for part in parts:
         for key, values in columns.items():

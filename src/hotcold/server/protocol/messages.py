@@ -43,7 +43,7 @@ _OWN_PART = Tagged(
 )
 
 
-#: Parts of a tool's result that this model cannot read, by type -> their kind in words.
+#: Parts of a tool's result that the model cannot read: type -> kind in words.
 _UNREADABLE = {
     "image": "picture", "image_url": "picture", "input_image": "picture", "document": "document",
     "file": "file", "input_file": "file", "audio": "sound", "input_audio": "sound", "video": "video",
@@ -51,8 +51,8 @@ _UNREADABLE = {
 
 
 class ResultPart:
-    """A part of a tool's result. A text stands in for what the model cannot read: a refusal would end the
-    conversation, whose later requests all have the same result."""
+    """A part of a tool's result. A text replaces an unreadable part: a refusal would end the conversation,
+    since all later requests have the same result."""
 
     def __init__(self, texts: Tagged) -> None:
         self._texts = texts
@@ -70,12 +70,12 @@ class ResultPart:
 
 
 def left_out(kind: str) -> str:
-    """The text that the model reads in place of a part of this kind."""
+    """Returns the text that replaces a part of this kind."""
     return f"[{kind} left out: this model reads text]"
 
 
 class Content:
-    """A text, or a list of text parts; templates that know parts get them unchanged."""
+    """A text, or a list of text parts. Templates that support parts get them unchanged."""
 
     def __init__(self, part: Kind) -> None:
         self._kind = Either(
@@ -176,7 +176,7 @@ TOOL_CHOICE = Either(
 
 
 class TemplateKwargs:
-    """Plain values under names that the template asks for, such as ``enable_thinking``."""
+    """Plain values for names that the template reads, such as ``enable_thinking``."""
 
     _NAME = r"[A-Za-z][A-Za-z0-9_]{0,63}"
     _KEY = Text(1, 64, _NAME, "names of letters, digits and _ are needed")

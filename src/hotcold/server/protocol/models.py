@@ -1,7 +1,6 @@
-"""The route ``/v1/models``: the one model of the server, which answers to any name.
+"""The route ``/v1/models``: the one model of the server, which accepts any name in other requests.
 
-One reply serves the clients of OpenAI, Anthropic, llama.cpp, vLLM and OpenRouter, since each ignores fields
-that it does not know."""
+One reply serves all clients (OpenAI, Anthropic, llama.cpp, vLLM, OpenRouter): each ignores unknown fields."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -12,13 +11,14 @@ from hotcold.server.protocol.fields import seen
 
 
 def listing(facts: Facts) -> dict[str, Any]:
-    page = {"has_more": False, "first_id": facts.name, "last_id": facts.name}  # Anthropic's
-    named = {"name": facts.name, "model": facts.name, "capabilities": facts.capabilities}  # llama.cpp's
+    page = {"has_more": False, "first_id": facts.name, "last_id": facts.name}  # fields of Anthropic
+    # fields of llama.cpp
+    named = {"name": facts.name, "model": facts.name, "capabilities": facts.capabilities}
     return {"object": "list", "data": [_entry(facts)], "models": [named], **page}
 
 
 def one(facts: Facts, name: str) -> dict[str, Any]:
-    """The model under its name or an alias; APIError for another name, which the list does not have."""
+    """Returns the model for its name or an alias. Raises APIError for another name."""
     if name not in facts.names:
         served = ", ".join(facts.names)
         message = f"model is {seen(name)}: this server has {served[:300]}"
@@ -32,16 +32,16 @@ def _entry(facts: Facts) -> dict[str, Any]:
         "object": "model",
         "created": facts.created,
         "owned_by": "hotcold",
-        # Anthropic's names.
+        # Fields of Anthropic.
         "type": "model",
         "display_name": facts.name,
         "created_at": datetime.fromtimestamp(facts.created, UTC).isoformat().replace("+00:00", "Z"),
         "max_input_tokens": facts.context,
         "max_tokens": facts.context,
-        # vLLM's and OpenRouter's.
+        # Fields of vLLM and OpenRouter.
         "max_model_len": facts.context,
         "context_length": facts.context,
-        # llama.cpp's.
+        # Fields of llama.cpp.
         "aliases": list(facts.aliases),
         "meta": {
             "n_vocab": facts.vocab,

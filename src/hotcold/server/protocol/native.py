@@ -68,22 +68,22 @@ class NativeCall:
 
     facts: Facts
     prompt: str | list[int]
-    job: Job  #: without its prompt
-    silent: bool  #: nothing that is generated is shown
-    gbnf: str  #: the grammar that was given as such
+    job: Job  #: the job without its prompt
+    silent: bool  #: whether the generated token is hidden
+    gbnf: str  #: the request's grammar in GBNF
     return_tokens: bool
     stream: bool
     timings_per_token: bool
-    response_fields: tuple[str, ...]  #: of the reply; empty: all
+    response_fields: tuple[str, ...]  #: fields to return; empty: all
 
     @property
     def texts(self) -> Sequence[str | int]:
-        """All that the prompt is made of."""
+        """All texts that make the prompt."""
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     def encode(self) -> list[list[int]]:
-        """The prompt's tokens, in a list of one. Not for an event loop's thread. Names of control tokens are
-        these tokens, since it is a program that writes whole prompts."""
+        """Returns a list with the prompt's tokens. Not for an event loop's thread. Names of control tokens
+        become these tokens, since programs write whole prompts."""
         return [self.facts.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt]
 
     def jobs(self, prompts: Sequence[Sequence[int]]) -> list[Job]:
@@ -94,7 +94,7 @@ class NativeCall:
         return [replace(self.job, prompt=ids)]
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> Reply:
-        """Makes the reply from the job's pieces."""
+        """Makes the reply."""
         (ids,) = prompts
         return NativeReply(
             self.facts,
@@ -108,11 +108,11 @@ class NativeCall:
         )
 
     def shown(self, ids: Sequence[int]) -> str:
-        """The prompt's text."""
+        """Returns the prompt's text."""
         return self.prompt if isinstance(self.prompt, str) else self.facts.tokenizer.decode(ids)
 
     def settings(self) -> dict[str, Any]:
-        """``generation_settings``: what was asked for, with the defaults."""
+        """Returns ``generation_settings``: the request's values and the defaults."""
         job = self.job
         n_predict = 0 if self.silent else job.max_tokens
         bias = [{"token": id, "bias": value} for id, value in job.params.logit_bias.items() if value > -1e9]
@@ -131,7 +131,7 @@ class NativeCall:
 
 
 def settings(params: SamplingParams) -> dict[str, Any]:
-    """Returns sampling parameters under llama.cpp's names. A seed that is not known yet is -1."""
+    """Returns sampling parameters by llama.cpp's names. An unknown seed is -1."""
     return {
         "seed": -1 if params.seed is None else params.seed,
         "temperature": params.temperature,
@@ -147,7 +147,7 @@ def settings(params: SamplingParams) -> dict[str, Any]:
 
 
 def parse(body: object, facts: Facts) -> NativeCall:
-    """APIError for what is wrong. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values; ignores unknown fields."""
     check_depth(body)
     values = BODY.read(body, "")
     if not isinstance(prompt := values["prompt"], str):
@@ -156,7 +156,7 @@ def parse(body: object, facts: Facts) -> NativeCall:
 
 
 def call_of(values: Mapping[str, Any], facts: Facts) -> NativeCall:
-    """The call of the values that :data:`FIELDS` read."""
+    """Returns the call of the values that :data:`FIELDS` read."""
     length = sampling.length(values, ("n_predict", "max_tokens"), facts.default_max_tokens)
     return NativeCall(
         facts=facts,

@@ -1,4 +1,4 @@
-"""llama.cpp's own ``/completion``: the answer."""
+"""llama.cpp's own ``/completion``: the reply."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ _MISSING = object()
 
 
 class NativeReply(Reply):
-    """See :class:`Reply`; of one job. ``prompt`` is the prompt's text."""
+    """The reply with one answer; see :class:`Reply`. ``prompt`` is the prompt's text."""
 
     prefix: ClassVar[str] = "cmpl-"
     framing: ClassVar[Framing] = "llama.cpp"
@@ -43,9 +43,9 @@ class NativeReply(Reply):
     def _piece(self, i: int, piece: Piece, events: list[Event]) -> list[Event]:
         (answer,) = self._answers
         text, ids = ("", ()) if answer.silent else (piece.text, piece.ids)
-        found = self._found(piece) if self._logprobs and not answer.silent else []
+        probabilities = self._token_probabilities(piece) if self._logprobs and not answer.silent else []
         self._tokens += ids
-        self._probabilities += found
+        self._probabilities += probabilities
         if not text and not ids:
             return []
         event: Event = {
@@ -58,37 +58,37 @@ class NativeReply(Reply):
             "tokens_evaluated": piece.prompt_tokens,
         }
         if self._logprobs:
-            event["completion_probabilities"] = found
+            event["completion_probabilities"] = probabilities
         if self._every_timings:
             event["timings"] = timings([answer], 1, self._facts.sparsity)
         return [event]
 
     def end(self) -> list[Event]:
-        return [self._chosen({**self._last(), "content": "", "tokens": []})]
+        return [self._selected({**self._last(), "content": "", "tokens": []})]
 
     def whole(self) -> dict[str, Any]:
-        whole = {
+        reply = {
             **self._last(),
             "content": self._answers[0].text(),
             "tokens": self._tokens if self._return_tokens else [],
         }
         if self._logprobs:
-            whole["completion_probabilities"] = self._probabilities
-        return self._chosen(whole)
+            reply["completion_probabilities"] = self._probabilities
+        return self._selected(reply)
 
-    def _chosen(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """The fields that were asked for, as llama.cpp's server has them: a path is a name, and fields that
-        are not there are left out."""
+    def _selected(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Returns the requested fields, as llama.cpp's server does: names are paths, absent fields left
+        out."""
         if not self._fields:
-            return whole
-        found: dict[str, Any] = {}
+            return reply
+        chosen: dict[str, Any] = {}
         for path in self._fields:
-            value: Any = whole
+            value: Any = reply
             for name in path.split("/"):
                 value = value[name] if isinstance(value, dict) and name in value else _MISSING
             if value is not _MISSING:
-                found[path] = value
-        return found
+                chosen[path] = value
+        return chosen
 
     def _last(self) -> dict[str, Any]:
         (answer,) = self._answers
@@ -111,7 +111,7 @@ class NativeReply(Reply):
             "timings": timings([answer], 1, self._facts.sparsity),
         }
 
-    def _found(self, piece: Piece) -> list[dict[str, Any]]:
+    def _token_probabilities(self, piece: Piece) -> list[dict[str, Any]]:
         return [
             {
                 **self._token(id, each.logprob),

@@ -1,4 +1,4 @@
-"""Ollama's ``/api/chat`` and ``/api/generate``: the requests, as those of the other routes."""
+"""Ollama's ``/api/chat`` and ``/api/generate``: translates the requests to those of the other routes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ _MESSAGE = Tagged(
 )
 _FORMAT = Either({str: Choice(("json", "")), dict: Anything()}, "json, or a JSON Schema,")
 _THINK = Either({bool: Flag(), str: Choice(("low", "medium", "high"))}, "true, false, low, medium or high")
-#: Options of a request, under ``options``.
+#: Fields of ``options``.
 OPTIONS: Fields = {
     "num_predict": Field(
         Whole(-LARGEST, LARGEST), None, "The most tokens; 0 and less: as many as there is room for."
@@ -122,7 +122,7 @@ _NAMES = {"response_format": "format"}
 class OllamaChat(ChatCall):
     """The job and options of one request for a conversation."""
 
-    key: str = "message"  #: where the reply has its text: ``message`` or ``response``
+    key: str = "message"  #: the reply's field for its text: ``message`` or ``response``
 
     def reply(self, parts: Callable[[], AnswerStream]) -> OllamaReply:
         return OllamaReply(self.facts, parts(), key=self.key)
@@ -130,7 +130,7 @@ class OllamaChat(ChatCall):
 
 @dataclass(frozen=True)
 class RawCall(NativeCall):
-    """The job and options of one request that continues a text, or that fills in before a suffix."""
+    """The job and options of one request that continues a text, or fills in before a suffix."""
 
     suffix: str = ""
 
@@ -149,7 +149,7 @@ class RawCall(NativeCall):
 
 @dataclass(frozen=True)
 class LoadCall:
-    """A request without a text, by which clients have a model loaded: it is."""
+    """A request without a text, which only asks the server to load the model."""
 
     facts: Facts
     key: str
@@ -160,7 +160,7 @@ class LoadCall:
 
 
 def parse_chat(body: object, facts: Facts) -> OllamaChat | LoadCall:
-    """APIError for what is wrong. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values; ignores unknown fields."""
     check_depth(body)
     values = CHAT_BODY.read(body, "")
     if not values["messages"]:
@@ -170,7 +170,7 @@ def parse_chat(body: object, facts: Facts) -> OllamaChat | LoadCall:
 
 
 def parse_generate(body: object, facts: Facts) -> OllamaChat | RawCall | LoadCall:
-    """APIError for what is wrong. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values; ignores unknown fields."""
     check_depth(body)
     values = GENERATE_BODY.read(body, "")
     suffix = values["suffix"]
@@ -191,13 +191,13 @@ def parse_generate(body: object, facts: Facts) -> OllamaChat | RawCall | LoadCal
 
 
 def parse_show(body: object, facts: Facts) -> Facts:
-    """Reads a request for the facts of the one model, by any name."""
+    """Reads a request for the facts of the one model, which any name refers to."""
     Shape(SHOW).read(body, "")
     return facts
 
 
 def parse_pull(body: object, facts: Facts) -> tuple[list[dict[str, Any]], bool]:
-    """Returns the progress of pulling a model, and whether it is streamed. APIError: it is not served."""
+    """Returns the lines of pulling a model, and whether to stream them. Raises APIError for other models."""
     values = Shape(PULL).read(body, "")
     name = values["model"] or values["name"]
     if not name:
@@ -215,28 +215,28 @@ def _chat(values: Mapping[str, Any], messages: list[dict[str, Any]], facts: Fact
 
 
 def _common(values: Mapping[str, Any], length: str) -> dict[str, Any]:
-    """Fields that other routes have under their names; ``length`` is the name of the most tokens."""
+    """Returns fields by the names of other routes. ``length`` is the name of the limit of tokens."""
     options = values["options"] or {}
-    found = {name: options.get(name) for name in (*sampling.SHARED, "stop")}
-    most = options.get("num_predict")
+    fields = {name: options.get(name) for name in (*sampling.SHARED, "stop")}
+    limit = options.get("num_predict")
     format = values["format"]
-    if most is not None:
-        found[length] = most if most > 0 else -1
+    if limit is not None:
+        fields[length] = limit if limit > 0 else -1
     if format == "json":
-        found["response_format"] = {"type": "json_object"}
+        fields["response_format"] = {"type": "json_object"}
     elif format:
-        found["response_format"] = {"type": "json_schema", "json_schema": {"schema": format}}
-    return {**found, "stream": values["stream"]}
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": format}}
+    return {**fields, "stream": values["stream"]}
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     pictures = [left_out("picture")] * len(message["images"] or ())
     content = "\n".join(filter(None, (message["content"], *pictures)))
-    found = {"role": message["role"], "content": content}
-    more = {
+    translated = {"role": message["role"], "content": content}
+    optional = {
         "reasoning_content": message.get("thinking"),
         "tool_calls": message.get("tool_calls"),
         "name": message.get("tool_name"),
         "tool_call_id": message.get("tool_call_id"),
     }
-    return {**found, **{name: value for name, value in more.items() if value is not None}}
+    return {**translated, **{name: value for name, value in optional.items() if value is not None}}

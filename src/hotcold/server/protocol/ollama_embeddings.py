@@ -1,4 +1,4 @@
-"""Ollama's ``/api/embed``, and ``/api/embeddings`` of older clients: vectors of texts."""
+"""Ollama's ``/api/embed`` and its older ``/api/embeddings``: vectors of texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class OllamaEmbeddingsCall(EmbeddingsCall):
     """The jobs and options of one request."""
 
     truncate: bool = True
-    single: bool = False  #: the answer is one vector, as of the older route
+    single: bool = False  #: whether the reply has one vector, as on the older route
 
     def encode(self) -> list[list[int]]:
         if not self.truncate:
@@ -39,10 +39,12 @@ class OllamaEmbeddingsCall(EmbeddingsCall):
         return [self._cut(each) for each in self.texts if isinstance(each, str)]
 
     def _cut(self, text: str) -> list[int]:
-        """The tokens of a text, without as many at its end as do not fit; EOS stays."""
-        tokenizer, most = self.facts.tokenizer, self.facts.context - 1
+        """Returns the tokens of a text, cut at its end to fit; EOS stays."""
+        tokenizer, limit = self.facts.tokenizer, self.facts.context - 1
         ids = tokenizer.encode(text[: self.facts.most_characters])
-        return ids if len(ids) <= most else [*ids[: most - tokenizer.add_eos], *ids[-1:] * tokenizer.add_eos]
+        return (
+            ids if len(ids) <= limit else [*ids[: limit - tokenizer.add_eos], *ids[-1:] * tokenizer.add_eos]
+        )
 
     def reply(self, prompts: Sequence[Sequence[int]]) -> EmbeddingsReply:
         return OllamaEmbeddingsReply(self.facts, len(prompts), self.dimensions, single=self.single)
@@ -66,15 +68,16 @@ class OllamaEmbeddingsReply(EmbeddingsReply):
         }
 
     def _seconds(self) -> float:
-        """Seconds from the first text's arrival to the last one's end."""
+        """Returns the seconds from the first text's arrival to the end of the last one."""
         timings = [each.last.timings for each in self._answers if each.last is not None]
-        begun = [each.added for each in timings if each.added is not None]
+        starts = [each.added for each in timings if each.added is not None]
         ended = [each.finished for each in timings if each.finished is not None]
-        return max(ended) - min(begun) if begun and ended else 0.0
+        return max(ended) - min(starts) if starts and ended else 0.0
 
 
 def parse_embed(body: object, facts: Facts) -> OllamaEmbeddingsCall:
-    """APIError for what is wrong, and where the model gives no vectors. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values, or if the model cannot make vectors;
+    ignores unknown fields."""
     check_depth(body)
     values = Shape(EMBED).read(body, "")
     given = values["input"] or []
@@ -84,7 +87,7 @@ def parse_embed(body: object, facts: Facts) -> OllamaEmbeddingsCall:
 
 
 def parse_embeddings(body: object, facts: Facts) -> OllamaEmbeddingsCall:
-    """The same of the older route."""
+    """Reads the body of a request of the older route."""
     check_depth(body)
     values = Shape(EMBEDDINGS).read(body, "")
     texts = [values["prompt"]] if values["prompt"] else []

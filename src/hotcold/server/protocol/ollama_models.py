@@ -1,4 +1,4 @@
-"""Ollama's routes about the one model: ``/api/tags``, ``ps``, ``show``, ``pull`` and ``version``."""
+"""Ollama's routes for the one model: ``/api/tags``, ``ps``, ``show``, ``pull`` and ``version``."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from hotcold.server.protocol.ollama_reply import moment
 from hotcold.values import shown
 from hotcold.version import __version__
 
-#: llama.cpp's numbers of file types -> the names that Ollama shows.
+#: llama.cpp's numbers of file types -> names in Ollama.
 _FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
     12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
@@ -20,21 +20,21 @@ _FILE_TYPES = {
     26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
     37: "TQ2_0", 38: "MXFP4", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
-#: The version of Ollama whose interface these routes have: clients refuse older ones.
+#: The version of Ollama that the routes imitate: clients refuse older ones.
 _VERSION = "0.14.0"
 _ON_HUB = re.compile(r"hf:|(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/")
-_NEVER = "9999-12-31T23:59:59.000000Z"  # the model stays as long as the server does
+_NEVER = "9999-12-31T23:59:59.000000Z"  # the model stays loaded as long as the server runs
 
 
 def tags(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The list of models."""
+    """Returns the list of models."""
     return {"models": [_entry(facts, metadata)]}
 
 
 def running(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The list of loaded models."""
-    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": facts.context}
-    return {"models": [{**_entry(facts, metadata), **more}]}
+    """Returns the list of loaded models."""
+    state = {"expires_at": _NEVER, "size_vram": 0, "context_length": facts.context}
+    return {"models": [{**_entry(facts, metadata), **state}]}
 
 
 def version() -> dict[str, Any]:
@@ -42,7 +42,7 @@ def version() -> dict[str, Any]:
 
 
 def pulled(facts: Facts, name: str) -> list[dict[str, Any]]:
-    """The progress of pulling the model, which is there. APIError: this is the name of another one."""
+    """Returns the progress of pulling the model, which is present. Raises APIError for another model."""
     if _plain(name) not in map(_plain, facts.names):
         fix = f"start another server with `hotcold serve -m {shown(name, 80)}`"
         message = f"model {shown(name, 80)} is not served here: this server has {facts.name}; {fix}"
@@ -51,15 +51,15 @@ def pulled(facts: Facts, name: str) -> list[dict[str, Any]]:
 
 
 def _plain(name: str) -> str:
-    """A name as Ollama compares it: without case, the tag that stands for none, and the hub's address."""
+    """Returns a name as Ollama compares it: lower case, without the default tag and the hub's address."""
     name = name.lower().removesuffix(":latest")
     return name[found.end() :] if (found := _ON_HUB.match(name)) else name
 
 
 def show(facts: Facts, metadata: Mapping[str, Any], template: str, thinks: bool) -> dict[str, Any]:
-    """Facts of the model: those of its file, but for the vocabulary."""
+    """Returns facts of the model: the values of its file, except the vocabulary."""
     info = {name: value for name, value in metadata.items() if _is_plain(name, value)}
-    # Clients take this for the length that a conversation may have.
+    # Clients read this as the limit of a conversation.
     info[f"{metadata.get('general.architecture')}.context_length"] = facts.context
     params = facts.sampling
     return {
@@ -84,7 +84,7 @@ def show(facts: Facts, metadata: Mapping[str, Any], template: str, thinks: bool)
 
 
 def _is_plain(name: str, value: object) -> bool:
-    """True if it is a single value that JSON can hold."""
+    """Returns whether a value is a single value that JSON can hold."""
     if name.startswith("tokenizer."):
         return False
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
@@ -114,7 +114,7 @@ def _details(facts: Facts, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantisation(metadata: Mapping[str, Any]) -> str:
-    """The name of the file's type, as it states it; empty where it does not, or none that is known."""
+    """Returns the name of the file's type; empty if the file has none, or an unknown one."""
     number = metadata.get("general.file_type")
     return _FILE_TYPES.get(number, "") if isinstance(number, int) else ""
 

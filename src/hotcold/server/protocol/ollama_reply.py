@@ -1,4 +1,4 @@
-"""Ollama's ``/api/chat`` and ``/api/generate``: the answers."""
+"""Ollama's ``/api/chat`` and ``/api/generate``: the replies."""
 
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -13,7 +13,8 @@ from hotcold.server.protocol.replies import Event, Framing, Reply
 
 
 class OllamaReply(Reply):
-    """See :class:`Reply`; of one job. ``key`` is ``message`` in a conversation, else ``response``."""
+    """The reply with one answer; see :class:`Reply`. ``key`` is ``message`` in a chat, otherwise
+    ``response``."""
 
     prefix: ClassVar[str] = "ollama-"
     framing: ClassVar[Framing] = "ollama"
@@ -39,34 +40,34 @@ class OllamaReply(Reply):
         return [self._line(text) if block.kind == "content" else self._line(reasoning=text)]
 
     def _closed(self, i: int, block: Block, cut: bool) -> list[Event]:
-        """A line has a whole call."""
+        """Returns a line with a whole call."""
         return [self._line(calls=[_call(block)])] if block.kind == "call" else []
 
     def _line(
         self, content: str = "", reasoning: str = "", calls: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
-        more = {"thinking": reasoning} if reasoning else {}
+        last_fields = {"thinking": reasoning} if reasoning else {}
         if self._key == "response":
-            return {**_head(self._facts), "response": content, **more, "done": False}
-        message: dict[str, Any] = {"role": "assistant", "content": content, **more}
+            return {**_head(self._facts), "response": content, **last_fields, "done": False}
+        message: dict[str, Any] = {"role": "assistant", "content": content, **last_fields}
         if calls:
             message["tool_calls"] = calls
         return {**_head(self._facts), "message": message, "done": False}
 
     def _last(self) -> dict[str, Any]:
-        """The fields that only the last line has; times are in nanoseconds."""
+        """Returns the fields of the last line; times are in nanoseconds."""
         (answer,) = self._answers
         piece = answer.last
         assert piece is not None
-        begun, ended = piece.timings.added or 0.0, piece.timings.finished or 0.0
+        arrivals, ended = piece.timings.added or 0.0, piece.timings.finished or 0.0
         first = piece.timings.first_token or ended
         return {
             "done": True,
             "done_reason": "length" if piece.finish_reason == "length" else "stop",
-            "total_duration": nanoseconds(ended - begun),
+            "total_duration": nanoseconds(ended - arrivals),
             "load_duration": 0,
             "prompt_eval_count": piece.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(first - begun),
+            "prompt_eval_duration": nanoseconds(first - arrivals),
             "eval_count": answer.tokens,
             "eval_duration": nanoseconds(ended - first),
         }
@@ -78,13 +79,13 @@ def _call(block: Block) -> dict[str, Any]:
 
 
 def loaded(facts: Facts, key: str) -> dict[str, Any]:
-    """The answer to a request that only has the model loaded."""
+    """Returns the reply to a request that only loads the model."""
     nothing = {"message": {"role": "assistant", "content": ""}} if key == "message" else {"response": ""}
     return {**_head(facts), **nothing, "done": True, "done_reason": "load"}
 
 
 def moment(seconds: float) -> str:
-    """A Unix time as Ollama writes it."""
+    """Returns a Unix time in Ollama's form."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

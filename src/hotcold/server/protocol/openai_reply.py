@@ -12,7 +12,7 @@ from hotcold.server.protocol.usage import timings, usage
 
 
 class OpenAIReply(Reply):
-    """See :class:`Reply`. ``n`` answers each continue the same prompt."""
+    """A reply with choices; see :class:`Reply`. ``n`` answers continue the same prompt."""
 
     whole_object: ClassVar[str]  #: ``object`` of the whole reply
     chunk_object: ClassVar[str]  #: ``object`` of the events
@@ -50,7 +50,7 @@ class OpenAIReply(Reply):
         return chunk
 
     def _decorate(self, i: int, piece: Piece, events: list[Event]) -> None:
-        """Puts the frame of a piece into its first event, and the times into its last one."""
+        """Adds the picture of a piece to its first event, and the times to the last event."""
         if piece.frame is not None:
             events[0]["hotcold"] = piece.frame.plain()
         if self._every_timings or piece.finish_reason is not None:

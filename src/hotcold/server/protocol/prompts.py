@@ -14,7 +14,7 @@ MAX_IDS = 1 << 20  #: limit of one prompt; the engine checks the context
 class Ids:
     """A list of token ids."""
 
-    low: int = 1  #: least number of ids
+    low: int = 1  #: minimum number of ids
 
     def read(self, value: Any, param: str) -> list[int]:
         if not isinstance(value, list) or len(value) < self.low:

@@ -1,4 +1,4 @@
-"""llama.cpp's ``/props``, ``/slots`` and ``/apply-template``: what the server and its template are like."""
+"""llama.cpp's ``/props``, ``/slots`` and ``/apply-template``: the server's and the template's properties."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ TEMPLATE: Fields = {
 }  # fmt: skip
 _TEMPLATE = Shape(TEMPLATE)
 _THOUGHT = "Quaestio"
-#: Names by which templates ask whether thoughts of all messages stay.
+#: Variables of templates that decide whether the thinking of all messages stays in the prompt.
 _KEEP = {
     "preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False,
     "drop_thinking": False,
@@ -30,7 +30,7 @@ _KEEP = {
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """The template's text, the one for tools where there are two, and what they can do."""
+    """The template, the separate one for tools if there is one, and their abilities."""
 
     text: str = ""
     with_tools: str = ""
@@ -45,7 +45,7 @@ def parse_template(body: object, facts: Facts) -> ChatCall:
 
 
 def caps(known: Chat) -> dict[str, bool]:
-    """llama.cpp's ``chat_template_caps``; nothing without a template. Blocks while the template is asked."""
+    """Returns llama.cpp's ``chat_template_caps``; empty without a template. Blocks during its probes."""
     if not known.has_template:
         return {}
     traits, with_tools = known.traits(), known.traits(tools=True)
@@ -64,18 +64,18 @@ def caps(known: Chat) -> dict[str, bool]:
 
 
 def _keeps_thoughts(known: Chat) -> bool:
-    """True if an early answer's thoughts can stay in a prompt."""
+    """Returns whether an earlier answer's thinking can stay in a prompt."""
     said = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), ("user", "e")]
     messages = [{"role": role, "content": content} for role, content in said]
     messages[1]["reasoning_content"] = _THOUGHT
     try:
         return _THOUGHT in known.text(messages, kwargs={"enable_thinking": True, **_KEEP})
-    except ValueError:  # what a template refuses is one
+    except ValueError:  # the template refuses the value
         return False
 
 
 def props(facts: Facts, template: TemplateFacts | None = None) -> dict[str, Any]:
-    """``/props``. The model's path is nobody's business."""
+    """Returns ``/props``. The path of the model's file is private, so it is left out."""
     template = template or TemplateFacts()
     found = {
         "default_generation_settings": {
@@ -100,8 +100,8 @@ def props(facts: Facts, template: TemplateFacts | None = None) -> dict[str, Any]
 
 
 def slots(facts: Facts, busy: int, *, fail_if_none: bool = False) -> list[dict[str, Any]]:
-    """``/slots``: which are taken. Nothing of the requests is told. APIError: none is free, and that is to be
-    an error."""
+    """Returns ``/slots``: which ones are in use, with nothing about their requests. Raises APIError if none
+    is free and the client wants an error then."""
     if fail_if_none and busy >= facts.slots:
         raise APIError(
             "no slot is free: try again later",

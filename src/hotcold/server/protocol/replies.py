@@ -1,4 +1,4 @@
-"""The reply to one request: a base that reads the pieces of its answers for the routes of all dialects."""
+"""The reply to one request: the base class, which reads the pieces of answers for all dialects."""
 
 import secrets
 import time
@@ -13,21 +13,21 @@ from hotcold.server.protocol.answers import KINDS, Answer, Block
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
 
-#: Whose form the events of a stream have.
+#: The dialect that forms the events of a stream.
 Framing: TypeAlias = Literal["openai", "llama.cpp", "responses", "anthropic", "ollama"]
 Event: TypeAlias = dict[str, Any]
 
 
 class Reply(ABC):
     """The reply to one request, whose jobs have indices. :meth:`add` takes a piece of a job and returns the
-    values of the events that a stream sends; :meth:`whole` returns the reply that is not streamed.
+    events of a stream; :meth:`whole` returns the reply without a stream.
 
-    A dialect overrides the methods for what happens to a block: :meth:`_opened`, :meth:`_text` and
-    :meth:`_closed`, and :meth:`_piece` for what concerns a whole piece."""
+    A dialect overrides :meth:`_opened`, :meth:`_text` and :meth:`_closed` for events of a block, and
+    :meth:`_piece` for a whole piece."""
 
     framing: ClassVar[Framing] = "openai"
-    prefix: ClassVar[str]  #: of the reply's id
-    at_once: int | None = None  #: how many of the jobs may run or wait at the same time; None: all
+    prefix: ClassVar[str]  #: prefix of the reply's id
+    at_once: int | None = None  #: limit of jobs that run or wait at the same time; None: all
 
     def __init__(
         self, facts: Facts, splitters: Sequence[AnswerStream | None], *, silent: bool = False
@@ -42,13 +42,12 @@ class Reply(ABC):
         return []
 
     def waiting(self) -> list[Event]:
-        """Returns the events while a long prompt is read, for clients that count neither comments nor pings
-        as signs of life; none: the framing's ping is enough."""
+        """Returns events while a long prompt is read, for clients that ignore comments and pings. Without
+        events the framing's ping is sent."""
         return []
 
     def add(self, i: int, piece: Piece) -> list[Event]:
-        """Takes a piece of job ``i``, and returns its events. Its finish reason is None, ``stop`` or
-        ``length``."""
+        """Adds a piece of job ``i``, with finish reason None, ``stop`` or ``length``. Returns its events."""
         answer = self._answers[i]
         events: list[Event] = []
         for part in answer.parts(piece):
@@ -62,15 +61,15 @@ class Reply(ABC):
         return []
 
     def fail(self, error: APIError) -> list[Event]:
-        """Returns the events in place of the missing ones; nothing may follow."""
+        """Returns the events after an error, which end the stream."""
         return [error.body()]
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """Returns the reply of a request that is not streamed, when all jobs have ended."""
+        """Returns the reply without a stream, after all jobs have ended."""
 
     def _add(self, i: int, answer: Answer, part: Part) -> list[Event]:
-        """Adds a part to the block that is open, or to a new one."""
+        """Adds a part to the open block, or to a new one."""
         kind = KINDS[part.kind]
         events: list[Event] = []
         if not answer.blocks or part.kind == "call_start" or answer.blocks[-1].kind != kind:
@@ -87,17 +86,17 @@ class Reply(ABC):
         return events
 
     def _opened(self, i: int, block: Block) -> list[Event]:
-        """Returns the events of a block that begins; its text is empty."""
+        """Returns the events of a new block; its text is empty."""
         return []
 
     def _text(self, i: int, block: Block, text: str) -> list[Event]:
-        """Returns the events of new text, which the block has already."""
+        """Returns the events of new text, which was already added to the block."""
         return []
 
     def _closed(self, i: int, block: Block, cut: bool) -> list[Event]:
-        """Returns the events of a block that ends. ``cut``: the most tokens of the answer cut it off."""
+        """Returns the events of a block that ends. ``cut``: the limit of tokens cut it off."""
         return []
 
     def _piece(self, i: int, piece: Piece, events: list[Event]) -> list[Event]:
-        """Adds to the events of a piece what does not belong to a block."""
+        """Adds to the events of a piece the fields that belong to no block."""
         return events

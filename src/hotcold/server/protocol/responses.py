@@ -1,4 +1,4 @@
-"""OpenAI's ``/v1/responses``: the request, as one of the chat route's."""
+"""OpenAI's ``/v1/responses``: translates the request to one of the chat route."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -53,7 +53,7 @@ _CALLED = {
     "namespace": Field(Text(0, 256)),
 }
 _OUTPUT = Shape({"call_id": _CALL_ID, "output": Field(_content(ResultPart(_PART)), required=True)})
-#: Items of tools that ran elsewhere, and of OpenAI's own bookkeeping: they are left out.
+#: Items of tools that ran elsewhere, and of OpenAI's own bookkeeping, which are left out.
 _ELSEWHERE = (
     *(f"{each}_call" for each in HOSTED), "additional_tools", "apply_patch_call_output", "compaction",
     "compaction_trigger", "computer_call_output", "configuration_update", "local_shell_call_output",
@@ -115,8 +115,8 @@ _FORMAT = Tagged(
         ),
     },
 )
-#: What a response may have beside its text at OpenAI, and never has here. Log-probabilities, which would be
-#: missed, are not among it.
+#: Additional content that a response may have at OpenAI, and never has here. Log-probabilities are not in the
+#: list: a client that asks for them gets an error.
 _INCLUDED = (
     "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
     "web_search_call.action.sources", "code_interpreter_call.outputs",
@@ -166,16 +166,16 @@ _NAMES = {"response_format": "text.format", "messages": "input"}
 class ResponsesCall(ChatCall):
     """The job and options of one request."""
 
-    told: dict[str, Any] = field(default_factory=dict)  #: of the request, in the response
-    names: Names = field(default_factory=Names)  #: of its functions
-    kept: RequestTexts | None = None  #: what is kept with the response; None: nothing of it is kept
+    told: dict[str, Any] = field(default_factory=dict)  #: fields of the request that the response repeats
+    names: Names = field(default_factory=Names)  #: names of the functions
+    kept: RequestTexts | None = None  #: stored with the response; None: the response is not stored
 
     def reply(self, parts: Callable[[], AnswerStream]) -> ResponsesReply:
         return ResponsesReply(self.facts, parts(), self.told, self.names, kept=self.kept)
 
 
 def parse(body: object, facts: Facts) -> ResponsesCall:
-    """APIError for what is wrong. Unknown fields are ignored."""
+    """Reads the body of a request. Raises APIError for wrong values; ignores unknown fields."""
     check_depth(body)
     values = BODY.read(body, "")
     values["input"] = [*_previous(values["previous_response_id"], facts), *_items(values["input"], facts)]
@@ -184,12 +184,12 @@ def parse(body: object, facts: Facts) -> ResponsesCall:
     call = translated(chat.parse, _chat(values, names), facts, _NAMES)
     told = _told(values, call)
     kept = RequestTexts(text_of(values["input"]), text_of(told)) if values["store"] else None
-    own = {**vars(call), "left_out": names.left_out}
-    return ResponsesCall(**own, told=told, names=names, kept=kept)
+    fields = {**vars(call), "left_out": names.left_out}
+    return ResponsesCall(**fields, told=told, names=names, kept=kept)
 
 
 def _previous(id: str | None, facts: Facts) -> list[dict[str, Any]]:
-    """The conversation up to the end of a response that is kept. APIError: it is not."""
+    """Returns the conversation up to the end of a stored response. Raises APIError if it is not stored."""
     if id is None:
         return []
     items = facts.kept_responses.conversation(id)
@@ -201,15 +201,15 @@ def _previous(id: str | None, facts: Facts) -> list[dict[str, Any]]:
 
 
 def _items(input: str | list[dict[str, Any]], facts: Facts) -> list[dict[str, Any]]:
-    """The items of an input, without items of tools that ran elsewhere."""
+    """Returns the items of an input, without items of tools that ran elsewhere."""
     if isinstance(input, str):
         return [{"type": "message", "role": "user", "content": input}]
-    return [item for item in _found(input, facts) if item["type"] not in _ELSEWHERE]
+    return [item for item in _resolved(input, facts) if item["type"] not in _ELSEWHERE]
 
 
-def _found(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, Any]]:
-    """The items, with those that are kept in the place of references to them. Each may be there once, so that
-    a short request does not become a huge one."""
+def _resolved(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, Any]]:
+    """Returns the items, and stored items in place of references. A second reference to an item is an error,
+    so that a short request cannot become huge."""
     places: dict[str, int] = {}
     for place, item in enumerate(items):
         param = f"input[{place}]"
@@ -257,7 +257,7 @@ def _without_absent(shape: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """The same request as the chat route takes it."""
+    """Translates the request to one of the chat route."""
     reasoning = values["reasoning"]
     body: dict[str, Any] = {
         "messages": [*_messages(values, names)],
@@ -281,58 +281,58 @@ def _chat(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _messages(values: Mapping[str, Any], names: Names) -> Iterator[dict[str, Any]]:
-    """Messages of the items: what an assistant thought, said and called after each other is one message."""
+    """Returns the messages of the items. Consecutive items of the assistant are one message."""
     if values["instructions"]:
         yield {"role": "system", "content": values["instructions"]}
-    own: dict[str, Any] = {}
+    assistant: dict[str, Any] = {}
     for item in values["input"]:
-        if _is_own(item):
+        if _is_assistants(item):
             begins = item["type"] in ("message", "reasoning")
-            if begins and (own.get("content") is not None or "tool_calls" in own):
-                yield own
-                own = {}
-            _take_in(own, item, names)
+            if begins and (assistant.get("content") is not None or "tool_calls" in assistant):
+                yield assistant
+                assistant = {}
+            _add_item(assistant, item, names)
             continue
-        if own:
-            yield own
-            own = {}
+        if assistant:
+            yield assistant
+            assistant = {}
         if item["type"] == "message":
             yield {"role": item["role"], "content": _text(item["content"])}
         else:
             yield {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
-    if own:
-        yield own
+    if assistant:
+        yield assistant
 
 
-def _is_own(item: Mapping[str, Any]) -> bool:
-    """True if it is the assistant's."""
+def _is_assistants(item: Mapping[str, Any]) -> bool:
+    """Returns whether an item is the assistant's."""
     return item["type"] in ("reasoning", *_CALLS) or item.get("role") == "assistant"
 
 
-def _take_in(own: dict[str, Any], item: Mapping[str, Any], names: Names) -> None:
-    """Adds an item to the assistant's message; thoughts without a text add nothing."""
+def _add_item(assistant: dict[str, Any], item: Mapping[str, Any], names: Names) -> None:
+    """Adds an item to the assistant's message. Thinking without a text adds nothing."""
     thoughts: list[str] = []
     if item["type"] == "reasoning":
         thoughts = [part["text"] for part in item["content"] or item["summary"] or ()]
         if not thoughts:
             return
-    own.setdefault("role", "assistant")
-    own.setdefault("content", None)
+    assistant.setdefault("role", "assistant")
+    assistant.setdefault("content", None)
     if thoughts:
-        before = [own["reasoning_content"]] if "reasoning_content" in own else []
-        own["reasoning_content"] = "\n".join([*before, *thoughts])
+        before = [assistant["reasoning_content"]] if "reasoning_content" in assistant else []
+        assistant["reasoning_content"] = "\n".join([*before, *thoughts])
     elif item["type"] == "message":
-        own["content"] = _text(item["content"])
+        assistant["content"] = _text(item["content"])
     else:
         name = names.joined(item["name"], item["namespace"])
         custom = item["type"] == "custom_tool_call"
         arguments = arguments_of(item["input"]) if custom else item["arguments"]
         function = {"name": name, "arguments": arguments}
-        own.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
+        assistant.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
 
 
 def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """A single part is a text: every template knows these."""
+    """Reduces a single part to its text, which every template supports."""
     if isinstance(content, str):
         return content
     texts = [each["refusal"] if each["type"] == "refusal" else each["text"] for each in content]

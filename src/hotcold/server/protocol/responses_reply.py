@@ -1,4 +1,4 @@
-"""OpenAI's ``/v1/responses``: the answer."""
+"""OpenAI's ``/v1/responses``: the reply."""
 
 import secrets
 from typing import Any, ClassVar
@@ -15,20 +15,21 @@ from hotcold.server.protocol.responses_tools import InputText, Names
 from hotcold.server.protocol.usage import usage
 
 _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
-#: The kind of an item -> the names of its events of text.
+#: Kind of an item -> names of its events of text.
 _EVENTS = {
     "message": "response.output_text",
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
     "custom_tool_call": "response.custom_tool_call_input",
 }
-#: The kind of a call -> the field that has its text.
+#: Kind of a call -> the field of its text.
 _FIELDS = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 class ResponsesReply(Reply):
-    """See :class:`Reply`; of one job. ``told`` are fields of the request that the response repeats, ``names``
-    those of its functions; ``kept`` is kept with the response for later requests, which None forbids."""
+    """The reply with one answer; see :class:`Reply`. ``told`` are fields of the request that the response
+    repeats, ``names`` the names of its functions. ``kept`` is stored with the response; None: it is not
+    stored."""
 
     prefix: ClassVar[str] = "resp_"
     framing: ClassVar[Framing] = "responses"
@@ -46,24 +47,24 @@ class ResponsesReply(Reply):
         self._told = told
         self._names = names
         self._kept = kept
-        self._items: list[dict[str, Any]] = []  # one for each block, as it is at its end
-        self._input = InputText()  # of the last block, where it is a call of a custom tool
+        self._items: list[dict[str, Any]] = []  # final items, one for each block
+        self._input = InputText()  # input of the last block, if it is a call of a custom tool
         self._number = 0
 
     def first(self) -> list[Event]:
-        begun = self._response("in_progress")
+        response = self._response("in_progress")
         return [
-            self._event("response.created", response=begun),
-            self._event("response.in_progress", response=begun),
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
         ]
 
     def waiting(self) -> list[Event]:
-        """Codex gives up after five minutes without an event; comments are none to it."""
+        """Returns an event: Codex gives up after five minutes without one, and comments do not count."""
         return [self._event("response.in_progress", response=self._response("in_progress"))]
 
     def end(self) -> list[Event]:
-        whole = self.whole()
-        return [self._event(f"response.{whole['status']}", response=whole)]
+        response = self.whole()
+        return [self._event(f"response.{response['status']}", response=response)]
 
     def fail(self, error: APIError) -> list[Event]:
         told = {"code": "server_error", "message": error.message}
@@ -139,29 +140,29 @@ class ResponsesReply(Reply):
         kind = self._kind(block)
         if kind == "custom_tool_call":
             text = self._input.push(text)
-        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        delta = {**self._place(), "delta": text, **more}
+        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        delta = {**self._place(), "delta": text, **extra}
         return [self._event(f"{_EVENTS[kind]}.delta", **delta)] if text else []
 
     def _closed(self, i: int, block: Block, cut: bool) -> list[Event]:
         item, kind = self._items[-1], self._kind(block)
         text = self._input.text if kind == "custom_tool_call" else block.text
         name = _FIELDS.get(kind, "text")
-        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
         if block.kind == "call":
             item[name] = text
-            more = {"name": item["name"]} if kind == "function_call" else {}
+            extra = {"name": item["name"]} if kind == "function_call" else {}
         else:
             item["content"] = [_part(block, text)]
         item["status"] = _status(cut)
         place = self._place()
-        events = [self._event(f"{_EVENTS[kind]}.done", **place, **{name: text}, **more)]
+        events = [self._event(f"{_EVENTS[kind]}.done", **place, **{name: text}, **extra)]
         if block.kind != "call":
             events.append(self._event("response.content_part.done", **place, part=_part(block, text)))
         return [*events, self._item_event("done")]
 
     def _kind(self, block: Block) -> str:
-        """The type of a block's item."""
+        """Returns the type of a block's item."""
         if block.kind == "call":
             return "custom_tool_call" if self._names.is_custom(block.name) else "function_call"
         return "reasoning" if block.kind == "reasoning" else "message"
@@ -171,7 +172,7 @@ class ResponsesReply(Reply):
         return self._event(f"response.output_item.{happened}", output_index=index, item=dict(self._items[-1]))
 
     def _place(self) -> dict[str, Any]:
-        """Where a text belongs."""
+        """Returns the fields that locate a text."""
         item = self._items[-1]
         place = {"item_id": item["id"], "output_index": len(self._items) - 1}
         return place if item["type"] in _FIELDS else {**place, "content_index": 0}

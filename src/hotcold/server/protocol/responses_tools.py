@@ -1,5 +1,5 @@
-"""The tools of OpenAI's ``/v1/responses``: functions, by themselves or in namespaces, and custom tools, whose
-input is a text. Tools that OpenAI or its client runs elsewhere are left out."""
+"""The tools of OpenAI's ``/v1/responses``: functions, alone or in namespaces, and custom tools, whose input
+is a text. Tools that OpenAI or its client runs are left out."""
 
 import json
 import re
@@ -53,14 +53,14 @@ _NAMESPACE = Shape(
         "tools": Field(Items(_IN_NAMESPACE, 1), required=True),
     }
 )
-#: Types of tools that run at OpenAI, or in a client by a protocol of their own.
+#: Types of tools that run at OpenAI, or in a client by another protocol.
 HOSTED = (
     "apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview", "file_search",
     "image_generation", "local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search",
     "web_search", "web_search_preview",
 )  # fmt: skip
-#: The beginning of a custom tool's arguments, and whole characters of the text in them. An escape of half a
-#: character (a surrogate) is whole only with the other half, or where none can follow.
+#: The beginning of a custom tool's arguments, and complete characters of its text. An escaped surrogate is
+#: complete only with the other half, or if none can follow.
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _CHARACTERS = re.compile(
     r"""(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}
@@ -80,7 +80,7 @@ _TOOL = Tagged(
 
 
 class Tool:
-    """A tool; the type of a hosted one may end with a date."""
+    """A tool. The type of a hosted one may end with a date."""
 
     def read(self, value: Any, param: str) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(value.get("type"), str):
@@ -110,17 +110,17 @@ TOOL_CHOICE = Either(
 
 
 class Names:
-    """The functions of a request, and their names. A function of a namespace is called NAMESPACE__NAME by the
-    model, and both names by clients. A custom tool is a function with one text to the model."""
+    """The functions of a request, and their names. A function in a namespace is NAMESPACE__NAME for the
+    model, and two names for clients. A custom tool is a function with one text for the model."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.functions: list[dict[str, Any]] = []  #: as the chat route has them
+        self.functions: list[dict[str, Any]] = []  #: the chat route's form
         self.left_out = ", ".join(dict.fromkeys(each["type"] for each in tools if each["type"] in HOSTED))
         self._custom: set[str] = set()
-        self._divided: dict[str, tuple[str, str]] = {}  # namespace and name
+        self._divided: dict[str, tuple[str, str]] = {}  # joined name -> namespace and name
         for place, tool in enumerate(tools):
             if tool["type"] == "namespace":
-                self._take_in(tool, f"tools[{place}]")
+                self._add_namespace(tool, f"tools[{place}]")
             elif tool["type"] not in HOSTED:
                 self._add(tool, tool["name"], tool["description"])
         self._plain = {tool["name"] for tool in tools if tool["type"] in ("function", "custom")}
@@ -128,12 +128,11 @@ class Names:
         self._joined = {name: joined for joined, (_, name) in self._divided.items()}
 
     def is_custom(self, joined: str) -> bool:
-        """True if clients know the function of this name as a custom tool."""
+        """Returns whether the function of this name is a custom tool for clients."""
         return joined in self._custom
 
     def joined(self, name: str, namespace: str | None = None) -> str:
-        """The name that the model knows; without a namespace, also of the one function in a namespace that is
-        called so."""
+        """Returns the model's name of a function. ``namespace`` is optional if the name is unique."""
         if namespace:
             return f"{namespace}__{name}"
         if name not in self._plain and self._uses[name] == 1:
@@ -141,14 +140,14 @@ class Names:
         return name
 
     def divided(self, joined: str) -> dict[str, str]:
-        """The fields of a call that name its function."""
+        """Returns the fields of a call that name its function."""
         if joined not in self._divided:
             return {"name": joined}
         namespace, name = self._divided[joined]
         return {"name": name, "namespace": namespace}
 
     def choice(self, choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
-        """``tool_choice`` as the chat route has it."""
+        """Returns ``tool_choice`` in the chat route's form."""
         if isinstance(choice, str):
             return choice
         if choice["type"] != "allowed_tools":
@@ -159,7 +158,7 @@ class Names:
     def _named(self, tool: Mapping[str, Any]) -> dict[str, Any]:
         return _function({"name": self.joined(tool["name"])})
 
-    def _take_in(self, namespace: Mapping[str, Any], param: str) -> None:
+    def _add_namespace(self, namespace: Mapping[str, Any], param: str) -> None:
         about = namespace["description"]
         for place, tool in enumerate(namespace["tools"]):
             name = self.joined(tool["name"], namespace["name"])
@@ -183,8 +182,8 @@ class Names:
 
 
 def _as_function(format: Mapping[str, Any] | None, description: str | None) -> dict[str, Any]:
-    """The function with one text that stands for a custom tool. Its description has the grammar, by which a
-    model learns the form of the text."""
+    """Returns the function with one text that represents a custom tool. Its description has the grammar,
+    which shows the model the form of the text."""
     lines = [description] if description else []
     if format is not None and format["type"] == "grammar":
         kind = "lark grammar" if format["syntax"] == "lark" else "regular expression"
@@ -200,36 +199,36 @@ def _as_function(format: Mapping[str, Any] | None, description: str | None) -> d
 
 
 def arguments_of(input: str) -> str:
-    """The arguments of the function that stands for a custom tool, of the tool's input."""
+    """Returns the arguments of a custom tool's function for an input of the tool."""
     return json.dumps({"input": input}, ensure_ascii=False)
 
 
 class InputText:
-    """Reads the input of a custom tool from the arguments of its function, as they come."""
+    """Reads the input of a custom tool from the streamed arguments of its function."""
 
     def __init__(self) -> None:
-        self.text = ""  #: so far
+        self.text = ""  #: the input so far
         self._unread = ""
         self._begun = False
 
     def push(self, arguments: str) -> str:
-        """Adds a piece of the arguments; returns the text that it completes."""
+        """Adds a piece of the arguments; returns the text that is now complete."""
         self._unread += arguments
         if not self._begun:
             begin = _BEGIN.match(self._unread)
             if begin is None:
                 return ""
             self._begun, self._unread = True, self._unread[begin.end() :]
-        found = _CHARACTERS.match(self._unread)
-        assert found is not None  # it matches an empty text, too
-        self._unread = self._unread[found.end() :]
-        text: str = json.loads(f'"{found[0]}"', strict=False)
+        match = _CHARACTERS.match(self._unread)
+        assert match is not None  # it also matches an empty text
+        self._unread = self._unread[match.end() :]
+        text: str = json.loads(f'"{match[0]}"', strict=False)
         self.text += text
         return text
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A function, or its name, as the chat route has it."""
+    """Returns a function, or its name, in the chat route's form."""
     return {
         "type": "function",
         "function": {name: value for name, value in tool.items() if name != "type" and value is not None},

@@ -1,4 +1,4 @@
-"""How tokens are chosen: the fields, which all routes have alike."""
+"""Sampling and length: the fields that all routes have."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ from hotcold.server.protocol.fields import (
 )
 from hotcold.server.protocol.limits import LARGEST, MAX_BIAS, MAX_SEED, MAX_STOP_LENGTH, MAX_STOPS
 
-#: In the order in which they run.
+#: In the order of their application.
 SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
-#: Others that llama.cpp knows; they are off, so where they stand does not matter.
+#: llama.cpp's other samplers. They are off, so their place has no effect.
 _OFF = ("dry", "top_n_sigma", "typ_p", "typical_p", "tfs_z", "xtc", "infill", "adaptive_p")
 _NOTHING: dict[str, dict[str, Any]] = {
     "penalties": {
@@ -85,7 +85,7 @@ STOP = Field(
     Either({str: _STOP, list: Items(_STOP, 0, MAX_STOPS)}, "a string, or a list of strings,"),
     note="Ends the answer where it comes up, and is no part of it; an empty one does nothing.",
 )
-#: The most tokens of an answer, by any of its names.
+#: The limit of an answer's tokens, by any of its names.
 LENGTH = Whole(-1, LARGEST, "-1: as many as there is room for; leave it out for the server's default", 0)
 SEED = Field(
     Whole(-(1 << 63), MAX_SEED, "-1 draws one"),
@@ -125,10 +125,10 @@ def _fields() -> Fields:
     }
 
 
-#: Fields of all routes. :attr:`Facts.sampling` has the values that a request does not state.
+#: Fields of all routes. :attr:`Facts.sampling` has the defaults.
 FIELDS = _fields()
 
-#: Those of them that other dialects have, too.
+#: The fields that other dialects have, too.
 SHARED: Fields = {
     name: FIELDS[name]
     for name in (
@@ -137,7 +137,7 @@ SHARED: Fields = {
     )
 }  # fmt: skip
 
-#: Ways to sample that other programs have and this one has not, with what asks for nothing.
+#: Other programs' sampling methods, which are not supported, with the values that request nothing.
 UNSUPPORTED: Fields = {
     "mirostat": Field(Neutral((0,))),
     "typical_p": Field(Neutral((1,))),
@@ -157,7 +157,7 @@ UNSUPPORTED: Fields = {
 }
 
 
-#: Names of :class:`SamplingParams` that are the fields' own.
+#: Fields with the same name in :class:`SamplingParams`.
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "repeat_last_n", "frequency_penalty",
     "presence_penalty",
@@ -165,30 +165,29 @@ _SAME = (
 
 
 def params(values: Mapping[str, Any], facts: Facts) -> SamplingParams:
-    """Makes sampling parameters of the values that :data:`FIELDS` read, with the server's own where a request
-    says nothing."""
+    """Makes sampling parameters of the values that :data:`FIELDS` read, with the server's defaults."""
     values = _without_samplers(values)
     for id in values["logit_bias"] or ():
         if id >= facts.vocab:
             message = f"logit_bias names token {id}: allowed are the ids 0 to {facts.vocab - 1}"
             raise APIError(message, param="logit_bias", code="invalid_value")
-    own = {name: values[name] for name in _SAME if values[name] is not None}
+    changes = {name: values[name] for name in _SAME if values[name] is not None}
     if values["repetition_penalty"] is not None:
-        own.setdefault("repeat_penalty", values["repetition_penalty"])
-    if "top_k" in own:
-        own["top_k"] = max(own["top_k"], 0)
+        changes.setdefault("repeat_penalty", values["repetition_penalty"])
+    if "top_k" in changes:
+        changes["top_k"] = max(changes["top_k"], 0)
     if values["logit_bias"] is not None:
-        own["logit_bias"] = values["logit_bias"]
+        changes["logit_bias"] = values["logit_bias"]
     if values["seed"] is not None:
-        own["seed"] = None if values["seed"] == -1 else values["seed"] % (MAX_SEED + 1)
+        changes["seed"] = None if values["seed"] == -1 else values["seed"] % (MAX_SEED + 1)
     try:
-        return replace(facts.sampling, **own)
+        return replace(facts.sampling, **changes)
     except UserError as error:
         raise APIError(str(error), code="invalid_value") from None
 
 
 def _without_samplers(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Switches off what ``samplers`` leaves out."""
+    """Switches off the samplers that ``samplers`` does not list."""
     names = values["samplers"]
     if names is None:
         return values
@@ -201,15 +200,15 @@ def _without_samplers(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def stops(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Texts that end an answer; empty ones, which many clients send, mean nothing."""
-    given = values["stop"]
-    return tuple(each for each in ([given] if isinstance(given, str) else given or []) if each)
+    """Returns the texts that end an answer. Many clients send empty ones, which have no effect."""
+    texts = values["stop"]
+    return tuple(each for each in ([texts] if isinstance(texts, str) else texts or []) if each)
 
 
 def job(
-    values: Mapping[str, Any], facts: Facts, *, max_tokens: int, logprobs: int | None, **more: Any
+    values: Mapping[str, Any], facts: Facts, *, max_tokens: int, logprobs: int | None, **route_fields: Any
 ) -> Job:
-    """Makes a job without its prompt. ``more`` are fields of :class:`Job` that only one route has."""
+    """Makes a job without its prompt. ``route_fields`` are fields of :class:`Job` that only one route has."""
     return Job(
         params=params(values, facts),
         max_tokens=max_tokens,
@@ -219,11 +218,11 @@ def job(
         cache=values["cache_prompt"],
         deadline_s=facts.deadline_s,
         timeout_s=facts.timeout_s,
-        **more,
+        **route_fields,
     )
 
 
 def length(values: Mapping[str, Any], names: Sequence[str], default: int) -> int:
-    """The most tokens of an answer, by the first of its names that is given."""
-    found = next((values[name] for name in names if values[name] is not None), default)
-    return LARGEST if found == -1 else int(found)
+    """Returns the limit of an answer's tokens: the first of the names that has a value."""
+    limit = next((values[name] for name in names if values[name] is not None), default)
+    return LARGEST if limit == -1 else int(limit)

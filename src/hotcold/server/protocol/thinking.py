@@ -1,4 +1,4 @@
-"""True if and how long a model thinks before it answers: the names that different programs have for it."""
+"""Whether and how long a model thinks before it answers, with the field names of different programs."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -51,28 +51,28 @@ FIELDS: Fields = {
 
 
 def template_kwargs(values: Mapping[str, Any], facts: Facts) -> dict[str, Value]:
-    """Values for the model's chat template; those that a request gives to it by name come first."""
-    found: dict[str, Value] = dict(values["chat_template_kwargs"] or {})
-    reasoning, thinking, most = values["reasoning"] or {}, values["thinking"], budget(values, facts)
+    """Returns values for the model's chat template. Values that the request names itself take precedence."""
+    kwargs: dict[str, Value] = dict(values["chat_template_kwargs"] or {})
+    reasoning, thinking, limit = values["reasoning"] or {}, values["thinking"], budget(values, facts)
     effort = values["reasoning_effort"] or reasoning.get("effort")
     if isinstance(thinking, Mapping):
         thinking = thinking["type"] != "disabled"
-    forbidden = False if effort == "none" or most == 0 else None
+    forbidden = False if effort == "none" or limit == 0 else None
     named = (values["enable_thinking"], reasoning.get("enabled"), thinking, forbidden)
     allowed = next((each for each in named if each is not None), None)
-    more = {"reasoning_effort": effort, "enable_thinking": allowed, "thinking_budget": most}
-    return {**{name: each for name, each in more.items() if each is not None}, **found}
+    derived = {"reasoning_effort": effort, "enable_thinking": allowed, "thinking_budget": limit}
+    return {**{name: each for name, each in derived.items() if each is not None}, **kwargs}
 
 
 def budget(values: Mapping[str, Any], facts: Facts) -> int | None:
-    """The most tokens of thinking, by the first of its names that is given, else the server's; None: no
-    limit but that of an effort."""
+    """Returns the limit of thinking, in tokens: the first of its names that has a value, or the server's
+    default. None: only the effort limits it."""
     reasoning, thinking = values["reasoning"] or {}, values["thinking"]
-    given = [*map(values.get, _BUDGETS), reasoning.get("max_tokens")]
+    limits = [*map(values.get, _BUDGETS), reasoning.get("max_tokens")]
     if isinstance(thinking, Mapping):
-        given.append(thinking.get("budget_tokens"))
+        limits.append(thinking.get("budget_tokens"))
     of_template = (values["chat_template_kwargs"] or {}).get("thinking_budget")
     if isinstance(of_template, int) and not isinstance(of_template, bool) and of_template >= -1:
-        given.append(of_template)
-    found: int | None = next((each for each in given if each is not None), facts.thinking_budget)
-    return None if found == -1 else found
+        limits.append(of_template)
+    limit: int | None = next((each for each in limits if each is not None), facts.thinking_budget)
+    return None if limit == -1 else limit

@@ -9,7 +9,7 @@ from hotcold.server.protocol.fields import Field, Fields, Flag, Shape, Text
 from hotcold.server.protocol.json_parts import LongText
 from hotcold.server.protocol.prompts import Ids, check_ids
 
-_TOKENS = 1 << 12  # decoded in one call
+_TOKENS = 1 << 12  # tokens to decode in one call
 
 TOKENIZE: Fields = {
     "content": Field(Text(), None, "The text.", required=True),
@@ -29,8 +29,7 @@ class TokenizeCall:
     with_pieces: bool
 
     def answer(self) -> dict[str, Any]:
-        """The reply, for :func:`json_parts`. The time grows with the text, so it must not run in an event
-        loop's thread."""
+        """Returns the reply, for :func:`json_parts`. Slow for long texts: not for an event loop's thread."""
         add_bos = None if self.add_special else False
         ids = self.facts.tokenizer.encode(self.content, add_bos=add_bos, parse_special=self.parse_special)
         if not self.with_pieces:
@@ -38,7 +37,7 @@ class TokenizeCall:
         return {"tokens": ({"id": id, "piece": self._piece(id)} for id in ids)}
 
     def _piece(self, id: int) -> str | list[int]:
-        """The text of a token, or its bytes if these are not whole characters."""
+        """Returns the text of a token, or its bytes if they are not whole characters."""
         piece = self.facts.tokenizer.piece(id)
         try:
             return piece.decode()
@@ -52,7 +51,7 @@ class DetokenizeCall:
     tokens: list[int]
 
     def answer(self) -> dict[str, Any]:
-        """The reply, for :func:`json_parts`."""
+        """Returns the reply, for :func:`json_parts`."""
         return {"content": LongText(self._text())}
 
     def _text(self) -> Iterator[str]:
@@ -63,12 +62,12 @@ class DetokenizeCall:
 
 
 def parse_tokenize(body: object, facts: Facts) -> TokenizeCall:
-    """APIError for what is wrong."""
+    """Reads the body of a request. Raises APIError for wrong values."""
     return TokenizeCall(facts, **Shape(TOKENIZE).read(body, ""))
 
 
 def parse_detokenize(body: object, facts: Facts) -> DetokenizeCall:
-    """APIError for what is wrong."""
+    """Reads the body of a request. Raises APIError for wrong values."""
     tokens = Shape(DETOKENIZE).read(body, "")["tokens"]
     check_ids(tokens, facts.vocab, "tokens")
     return DetokenizeCall(facts, tokens)
