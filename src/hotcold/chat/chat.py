@@ -80,7 +80,7 @@ class Chat:
 
     @property
     def lists_tools(self) -> bool:
-        """Whether the template itself describes tools."""
+        """True if the template itself describes tools."""
         return knows_tools(self._templates.get("tool_use") or self.template or "")
 
     @property

@@ -112,7 +112,7 @@ class ToolFormat:
 
     @property
     def shows_itself(self) -> bool:
-        """Whether a call is recognisable without an opening text after the marker."""
+        """True if a call is recognisable without an opening text after the marker."""
         return not self.opens or isinstance(self.call, JSONCall | LiteralCall)
 
 

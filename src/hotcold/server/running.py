@@ -51,7 +51,7 @@ class Running:
 
     @property
     def finished(self) -> bool:
-        """Whether all jobs have ended without an error and the caller has every piece."""
+        """True if all jobs have ended without an error and the caller has every piece."""
         return not self._left and not self._found and self._error is None
 
     async def take(self, patience_s: float) -> list[tuple[int, Piece]]:

@@ -52,7 +52,7 @@ class Facts:
 
     @property
     def fills_in(self) -> bool:
-        """Whether the vocabulary has tokens to fill in the middle."""
+        """True if the vocabulary has tokens to fill in the middle."""
         return self.tokenizer.filling.keys() >= {"fim_pre", "fim_suf", "fim_mid"}
 
     @property

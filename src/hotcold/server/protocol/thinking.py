@@ -1,4 +1,4 @@
-"""Whether and how long a model thinks before it answers, with the field names of different programs."""
+"""True if and how long a model thinks before it answers, with the field names of different programs."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
