@@ -96,9 +96,9 @@ class StateOps(Protocol):
         For each row and head, with its state S ``[d, d]``, by keys and values, and vectors ``kappa, alpha,
         bonus, weight, bias``:
 
-        ``w = exp(-exp(-1/2) sigmoid(decay)); a = sigmoid(rate); v = v + sigmoid(share) (first - v)``
-        ``u = kappa k; u = u / max(root of the sum of u^2, 1e-12); k = k (1 + (a - 1) alpha)``
-        ``S = w S - (a u) (S^T u)^T + k v^T; y = S^T r``
-        ``out = (y - mean y) / sqrt(variance of y + eps) * weight + bias + (sum of r k bonus) v``
+            w = exp(-exp(-1/2) sigmoid(decay)); a = sigmoid(rate); v = v + sigmoid(share) (first - v)
+            u = kappa k; u = u / max(root of the sum of u^2, 1e-12); k = k (1 + (a - 1) alpha)
+            S = w S - (a u) (S^T u)^T + k v^T; y = S^T r
+            out = (y - mean y) / sqrt(variance of y + eps) * weight + bias + (sum of r k bonus) v
 
         Without ``first`` and ``share`` v is unchanged. The state's shape determines H and d."""

@@ -1,4 +1,4 @@
-"""Which backend computes which part of a model."""
+"""The backends that compute the parts of a model."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Which web pages may use the server. ``--cors-origin`` is one origin, or a pattern of origins."""
+"""Web pages that may use the server. ``--cors-origin`` is one origin, or a pattern of origins."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Which neurons are active for a watched request, while it runs.
+"""Reports the neurons that are active for a watched request, while it runs.
 
 Steps without a watched request collect nothing and run unchanged programs. Steps with one run programs whose
 FFNs also report the active neurons (:meth:`Session.watched`)."""
