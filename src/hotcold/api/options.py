@@ -79,7 +79,7 @@ def chat_job(
     if budget is not None:  # checked where the model does not think, too
         budget = whole("thinking_budget", budget, 0)
         if rest.get("constraint") is not None:
-            raise UserError("thinking_budget and a constraint are both given: one is allowed")
+            raise UserError("thinking_budget and a constraint are both given: give one of them")
     job = job_of(rest, base)
     checked = check_messages(messages)
     ids = chat.ids(checked, tools, kwargs=values, continue_last=go_on)

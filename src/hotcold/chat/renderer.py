@@ -68,7 +68,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator == "**" and not (abs(left) < 1 << 32 and abs(right) < 64):
             raise SecurityError("the template computes a power that is too large")
         if operator == "%" and isinstance(left, str) and re.search(r"[0-9]{7}|\*", left):
-            raise SecurityError("the template formats a text that is too wide")
+            raise SecurityError("the template pads a text to too many characters")
         return super().call_binop(context, operator, left, right)
 
     def _to_json(
@@ -119,7 +119,9 @@ def _escaped(character: int | None, stand_ins: StandIns) -> str:
 def _bounded_range(*bounds: int) -> range:
     found = range(*bounds)
     if len(found) > MOST_STEPS:
-        raise SecurityError(f"the template counts {len(found)} steps: at most {MOST_STEPS} are allowed")
+        raise SecurityError(
+            f"a loop of the template has {len(found)} steps: at most {MOST_STEPS} are allowed"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Decides whether a terminal is drawn on, and prints in quiet colours there."""
+"""Decides whether a stream is a terminal with colours, and prints dim text there."""
 
 import os
 import sys
@@ -8,23 +8,23 @@ _DIM, _END = "\x1b[2m", "\x1b[0m"
 
 
 def drawable(stream: TextIO) -> bool:
-    """Whether text on this stream may be styled, and drawn again."""
+    """Returns whether text on this stream may be styled and drawn again."""
     return stream.isatty() and os.environ.get("TERM", "xterm") not in ("", "dumb", "unknown")
 
 
 def colourless() -> bool:
-    """Whether the user wants no colours (https://no-color.org)."""
+    """Returns whether the user wants no colours (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def quiet(text: str, stream: TextIO) -> str:
-    """A text in dim letters, if the stream is a terminal that may have colours."""
+    """Returns a text in dim letters if the stream is a terminal with colours."""
     return f"{_DIM}{text}{_END}" if text and drawable(stream) and not colourless() else text
 
 
 def quiet_prompt(text: str) -> str:
-    """A prompt for ``input`` in dim letters. The marks around the colours tell GNU Readline that these take
-    no room; the readline of BSD knows no such marks."""
+    """Returns a prompt for ``input`` in dim letters. The marks around the colours tell GNU Readline that they
+    have no width; BSD's readline does not know such marks."""
     readline = sys.modules.get("readline")
     if readline is None or "libedit" in (readline.__doc__ or "") or colourless() or not drawable(sys.stdout):
         return text

@@ -94,11 +94,11 @@ def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) 
     if not tied and head not in files and config.flag("headless", False):
         tied = True
         if notes is not None:
-            notes.append("it has no head (lm_head): the file gives vectors, but no meaningful text")
+            notes.append("the model has no head (lm_head): the file gives embeddings, but no meaningful text")
     elif tied and {head, table} <= files.keys() and not checkpoint.same(head, table):
         tied = False
         if notes is not None:
-            notes.append(f"config.json ties the head to the embedding, but {head} differs: it is kept")
+            notes.append(f"config.json ties the head to the embedding, but {head} differs: {head} is kept")
     elif tied and table in files and _factors(config, "output") != _factors(config, "token_embd"):
         tied, files = False, {**files, head: files[table]}
     return replace(checkpoint, config=config.having({"own_head": not tied}), files=files)
@@ -149,12 +149,12 @@ def _of_blocks(
                 if rule.when is True or (origin in checkpoint.files and origin not in unneeded):
                     found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
     except ConvertError as error:
-        notes.append(f"what guesses tokens in it is left out: {error}")
+        notes.append(f"the draft block is left out: {error}")
         return []
     origins = {origin for source in found for origin in source.origins} | unneeded
     if others := [name for name in named if name not in origins]:
-        seen = f"it has tensors without a place there ({len(others)}, such as {shown(others[0])})"
-        notes.append(f"what guesses tokens in it is left out: {seen}")
+        seen = f"it has unknown tensors ({len(others)}, such as {shown(others[0])})"
+        notes.append(f"the draft block is left out: {seen}")
         return []
     return found
 
@@ -233,8 +233,8 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str], left_out: str) -> Non
     if left_out:
         others = [name for name in others if not re.search(left_out, name)]
     if others:
-        seen = f"tensors that this layout does not have ({len(others)}, such as {shown(others[0])})"
-        raise ConvertError(f"{checkpoint.folder} has {seen}: leaving them out would give another model")
+        seen = f"tensors that are not supported for this model ({len(others)}, such as {shown(others[0])})"
+        raise ConvertError(f"{checkpoint.folder} has {seen}: without them it would be another model")
 
 
 def interleave_rotary(values: Array, heads: int) -> Array:

@@ -123,7 +123,7 @@ class EngineFront:
         """Starts the engine process, which then loads the model: see :meth:`ready`. RuntimeError: it was
         started or closed before; OSError: the system starts no process."""
         if self._status != "new":
-            raise RuntimeError(f"this engine is {self._status}: make another")
+            raise RuntimeError(f"this engine is {self._status}: create a new one")
         self._status = "loading"
         pipes = _Pipes(self._told, self._process_ended, self._fail)
         try:
@@ -147,7 +147,7 @@ class EngineFront:
     async def ready(self) -> None:
         """Waits until the model is loaded; a UserError says why it cannot be."""
         if self._status == "new":
-            raise RuntimeError("start() comes first")
+            raise RuntimeError("the engine is not started: call start() first")
         await self._settled.wait()
         if self._status == "closed":
             raise self._unusable()
@@ -306,7 +306,7 @@ class EngineFront:
             code = self._transport.get_returncode() if self._transport else None
             how = f"ended with exit code {code}"
             if code is not None and code < 0:
-                how = f"was ended by signal {-code}{' (no memory was left, perhaps)' if code == -9 else ''}"
+                how = f"was ended by signal {-code}{' (it may have run out of memory)' if code == -9 else ''}"
             self._fail(f"the engine process {how}")
         self._kill()  # it has ended: this closes its pipes
 
@@ -400,7 +400,7 @@ class _Pipes(asyncio.SubprocessProtocol):
             for found in self._unpacker.push(data):
                 self._told(decode(*found))
         except ValueError as error:  # the rest cannot be understood, either
-            self._failed(f"what the engine process says is not understood: {error}")
+            self._failed(f"the engine process sent an invalid message: {error}")
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 1:

@@ -45,7 +45,7 @@ _W = TypeVar("_W")
 def own_weights(weights: object, kind: type[_W]) -> _W:
     """The weights, refused with a TypeError unless the calling backend made them."""
     if not isinstance(weights, kind):
-        raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
+        raise TypeError(f"weights of {type(weights).__name__}: weights made by this backend are needed")
     return weights
 
 
@@ -109,7 +109,7 @@ def check_matrix(tensor: AnyTensor, bias: Floats | None = None) -> None:
 def check_resident(tensors: FFNTensors) -> None:
     """Refuses experts that are to stay in their file."""
     if tensors.residency is not None:
-        raise ValueError("this backend reads no experts when they are named: all must lie in memory")
+        raise ValueError("this backend does not read experts from the file: all must be in memory")
 
 
 def check_ffn(tensors: FFNTensors) -> None:
@@ -179,7 +179,7 @@ def _check_experts(what: str, rows: int, tensors: FFNTensors | PredictorTensors)
     if k > MAX_CHOSEN:
         raise ValueError(f"{what} k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
     if experts < 1 or not 1 <= k <= experts:
-        raise ValueError(f"{what} of {experts} experts of which {k} are chosen: 1 to all of them are needed")
+        raise ValueError(f"{what} of {experts} experts, {k} chosen: 1 to all of them can be chosen")
     if ends is None:
         if rows % experts:
             raise ValueError(f"{what} of {rows} rows: not as many for each of {experts} experts")
@@ -242,7 +242,7 @@ def check_attention(call: AttentionCall, q: Buffer, sinks: Buffer | None) -> Non
     if call.window is not None and call.window < 1:
         raise ValueError(f"attention window {call.window}: at least 1 position is needed")
     if call.chunked and call.window is None:
-        raise ValueError("attention in chunks without a window: their length is needed")
+        raise ValueError("attention in chunks without a window: the length of a chunk is needed")
     if call.softcap is not None:
         check_softcap(call.softcap, "attention ")
     _check_vector("attention sinks", sinks, *q.shape[1:2])

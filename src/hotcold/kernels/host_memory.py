@@ -48,5 +48,5 @@ class HostMemory:
 def own_link(box: Mailbox) -> _native.FlagLink:
     """The link of a mailbox. TypeError: the mailbox is another kind of backend's."""
     if not isinstance(box.link, _native.FlagLink):
-        raise TypeError(f"a mailbox with a {type(box.link).__name__}: this backend's own are needed")
+        raise TypeError(f"a mailbox with a {type(box.link).__name__}: a link of this backend is needed")
     return box.link

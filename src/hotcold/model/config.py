@@ -39,7 +39,7 @@ MAX_LAYERS, MAX_DIM, MAX_HEADS, MAX_HEAD_DIM = 1024, 1 << 17, 4096, 1024
 MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
 
 #: Why a model's context is shorter than what it was trained for.
-_INDEXED = "of more, layers would choose by an index which ones they see, and that is not computed"
+_INDEXED = "beyond this length layers choose positions by an index, which is not supported"
 
 #: A tensor that each FFN has, but for fused experts, and those by which it has a gate.
 _UP, _GATES = (
@@ -435,7 +435,7 @@ def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> in
     """Rows of the embedding table; the tokenizer must have as many tokens."""
     table = tensors.get("token_embd.weight")
     if table is None:
-        raise ModelError("tensor token_embd.weight is missing: this file holds no model (a vocabulary only?)")
+        raise ModelError("tensor token_embd.weight is missing: this file has no model (only a vocabulary?)")
     vocab = whole("rows of token_embd.weight", table.shape[0], 1, MAX_VOCAB)
     tokens: Any = metadata.get("tokenizer.ggml.tokens")
     if hasattr(tokens, "__len__") and len(tokens) != vocab:

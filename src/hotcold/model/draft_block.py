@@ -37,12 +37,12 @@ def with_draft(config: Config, tensors: Mapping[str, TensorInfo]) -> tuple[Confi
     if not config.drafting:
         return config, ""
     if not config.family.drafts:
-        return config, f"blocks that guess tokens are not computed in {config.architecture} models"
+        return config, f"draft blocks are not supported in {config.architecture} models"
     whole = _with_block(config, tensors)
     if whole is None:
-        return config, f"blk.{config.layers} guesses tokens, and has no FFN like those of other layers"
+        return config, f"the draft block blk.{config.layers} has no FFN like the other layers"
     if wrong := _wrong(whole, tensors):
-        return config, f"blk.{config.layers} guesses tokens, and is left out: {wrong}"
+        return config, f"the draft block blk.{config.layers} is left out: {wrong}"
     block = replace(
         whole,
         layers=1,
@@ -106,7 +106,7 @@ def _wrong(whole: Config, tensors: Mapping[str, TensorInfo]) -> str:
             continue
         shape = needed.get(name) or more.get(name)
         if shape is None:
-            return f"tensor {name} has no place in it"
+            return f"tensor {name} is unknown"
         if not fits(info.shape, shape):
             return f"tensor {name} has shape {info.shape}, not {shape}"
         try:
@@ -115,7 +115,7 @@ def _wrong(whole: Config, tensors: Mapping[str, TensorInfo]) -> str:
             return f"tensor {name}: {error}"
     joined = tensors[f"{blk}nextn.eh_proj.weight"].type
     if whole.dim % joined.weights:
-        return f"blocks of {joined.name} do not end where its halves meet"
+        return f"a block of {joined.name} crosses the border of its two halves"
     return ""
 
 

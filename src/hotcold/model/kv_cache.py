@@ -67,7 +67,7 @@ class _Pool:
         """Says what lies in a place that somebody owns, to which nobody writes from now on. Where the key has
         a place, or the place a key, these stay."""
         if not self._owners[place]:
-            raise ValueError(f"{self._what} {place} is kept as {key!r:.60}: somebody must own it")
+            raise ValueError(f"{self._what} {place} is kept as {key!r:.60}: it must have an owner")
         if key not in self._by_key and place not in self._keys:
             self._by_key[key] = place
             self._keys[place] = key

@@ -72,7 +72,7 @@ class GuardedProcess:
         seconds = self._seconds if seconds is None else seconds
         line = b"%r %b\n" % (seconds, _to_json(request))
         if len(line) > _REQUEST_BYTES:
-            raise UserError(f"a question of {len(line)} bytes: allowed are {_REQUEST_BYTES}")
+            raise UserError(f"the request has {len(line)} bytes: at most {_REQUEST_BYTES} are allowed")
         with self._lock:
             if self._closed:
                 raise ProcessLost("the process is closed")
@@ -172,7 +172,7 @@ class _Child:
         if answer.endswith(b"\n") and not late.is_set():
             return answer
         if len(answer) > most:
-            raise ProcessDied(f"it answered more than {most} bytes")
+            raise ProcessDied(f"its answer has more than {most} bytes")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)  # it closed its pipe: its exit code is worth a moment
         self.process.kill()

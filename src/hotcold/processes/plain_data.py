@@ -81,7 +81,7 @@ def unpack(text: bytes | memoryview, ids: bytes | memoryview) -> tuple[Plain, "a
     try:
         return json.loads(bytes(text), parse_constant=_refuse), _little(numbers)
     except (ValueError, RecursionError) as error:
-        raise PlainDataError(f"a message that is no JSON: {error}") from None
+        raise PlainDataError(f"a message that is not JSON: {error}") from None
 
 
 class Unpacker:
@@ -104,7 +104,7 @@ class Unpacker:
 
 
 def _refuse(name: str) -> None:
-    raise PlainDataError(f"{name} is no number of JSON")
+    raise PlainDataError(f"{name} is not a number of JSON")
 
 
 def _little(numbers: "array[int]") -> "array[int]":
@@ -150,7 +150,7 @@ def _same(value: Any) -> Any:
 def _exactly(kind: type) -> Convert:
     def back(plain: Plain) -> Any:
         if type(plain) is not kind:
-            raise PlainDataError(f"{plain!r:.40} is no {kind.__name__}")
+            raise PlainDataError(f"{plain!r:.40} is not {kind.__name__}")
         return plain
 
     return back
@@ -159,7 +159,7 @@ def _exactly(kind: type) -> Convert:
 def _one_of(allowed: Sequence[Any]) -> Convert:
     def back(plain: Plain) -> Any:
         if plain not in allowed:
-            raise PlainDataError(f"{plain!r:.40} is none of {allowed}")
+            raise PlainDataError(f"{plain!r:.40} is not one of {allowed}")
         return plain
 
     return back
@@ -172,20 +172,20 @@ def _float_to(value: float) -> Plain:
 def _float_from(plain: Plain) -> float:
     if type(plain) in (float, int) or plain in ("inf", "-inf", "nan"):
         return float(plain)
-    raise PlainDataError(f"{plain!r:.40} is no float")
+    raise PlainDataError(f"{plain!r:.40} is not a float")
 
 
 def _bytes_from(plain: Plain) -> bytes:
     try:
         return base64.b64decode(plain, validate=True)
     except (TypeError, ValueError):
-        raise PlainDataError(f"{plain!r:.40} is no base64") from None
+        raise PlainDataError(f"{plain!r:.40} is not base64") from None
 
 
 def _optional(arguments: tuple[Any, ...]) -> tuple[Convert, Convert]:
     rest = [each for each in arguments if each is not type(None)]
     if len(rest) != 1 or len(rest) == len(arguments):
-        raise TypeError(f"{arguments} has no plain form: only X | None has")
+        raise TypeError(f"{arguments} has no plain form: only X | None is allowed")
     to, back = _converters(rest[0])
     return (
         lambda value: None if value is None else to(value),
@@ -198,7 +198,7 @@ def _list(make: Callable[[Any], Any], entry: tuple[Convert, Convert]) -> tuple[C
 
     def from_list(plain: Plain) -> Any:
         if not isinstance(plain, list):
-            raise PlainDataError(f"{plain!r:.40} is no list")
+            raise PlainDataError(f"{plain!r:.40} is not a list")
         return make(map(back, plain))
 
     return (list if to is _same else lambda value: [to(each) for each in value]), from_list
@@ -212,7 +212,7 @@ def _row(make: Callable[[Any], Any], entries: Sequence[tuple[Convert, Convert]])
 
     def from_row(plain: Plain) -> Any:
         if not isinstance(plain, list) or len(plain) != len(entries):
-            raise PlainDataError(f"{plain!r:.40} is no list of {len(entries)}")
+            raise PlainDataError(f"{plain!r:.40} is not a list of {len(entries)}")
         return make(back(each) for (_, back), each in zip(entries, plain, strict=True))
 
     return to_row, from_row
@@ -245,7 +245,7 @@ def _dataclass(kind: Any) -> tuple[Convert, Convert]:
 
     def from_object(plain: Plain) -> Any:
         if not isinstance(plain, dict) or not plain.keys() <= back.keys():
-            raise PlainDataError(f"{plain!r:.40} is no {kind.__name__}")
+            raise PlainDataError(f"{plain!r:.40} is not {kind.__name__}")
         try:
             return kind(**{name: back[name](each) for name, each in plain.items()})
         except TypeError as error:  # fields are missing

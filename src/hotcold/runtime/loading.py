@@ -37,7 +37,7 @@ from hotcold.values import exact_size, printable, round_size, size
 
 _T = TypeVar("_T")
 
-_NO_BLOCK = "the block that guesses tokens is left out"
+_NO_BLOCK = "the draft block is not used"
 _TRIES = 8  # with less of a GPU's memory each time
 #: Tokens: the largest default context where experts or neurons compete with the KV cache for memory, and the
 #: smallest that loading chooses for lack of memory.
@@ -126,19 +126,19 @@ class _Model:
         yield from self._contexts()
         options, short = self.options, "memory" if self.options["ram_budget"] is None else "`ram_budget`"
         if self.config.draft is not None:
-            note = f"{_NO_BLOCK}: {short} has no room for it"
+            note = f"{_NO_BLOCK}: it does not fit in {short}"
             yield from replace(self, config=replace(self.config, draft=None), block_note=note)._contexts()
         if options["ram_budget"] is not None or beside_ram_budget(options) is not None:
             return
         if (own := memory.own_budget()) is None:
             return
         budget, reserve = own
-        chosen = f"memory does not suffice for all of it: `ram_budget={exact_size(budget)}` was chosen"
+        chosen = f"the model does not fit in memory: `ram_budget={exact_size(budget)}` was chosen"
         yield from replace(
             self,
             options=AllOptions(**{**options, "ram_budget": budget}),
             request=replace(self.short().request, ram_budget=budget),
-            budget_note=f"{chosen}, which leaves {size(reserve)} of what is free to others",
+            budget_note=f"{chosen}, which leaves {size(reserve)} of the free memory to other programs",
         ).forms()
 
     def _contexts(self) -> Iterator["_Model"]:
@@ -147,7 +147,7 @@ class _Model:
         model, wanted = self, self.request.context
         while self.options["context"] is None and model.request.context > _SHORT_CONTEXT:
             context = max(model.request.context // 2, _SHORT_CONTEXT)
-            note = f"the context is {context} tokens (`context`): memory does not suffice for {wanted}"
+            note = f"the context is {context} tokens (`context`): memory is too small for {wanted}"
             model = replace(model._with_context(context), context_note=note)
             yield model
 
@@ -289,8 +289,8 @@ def _load_draft(path: Path, options: AllOptions) -> tuple[LoadedModel, str]:
     try:
         draft = load(path, options)
     except MemoryShortError as error:  # a budget for the larger model's experts would not help
-        raise LoadError(f"`draft`: {printable(path.name)} guesses tokens: {error}") from None
-    return draft, f"{printable(draft.name)} guesses tokens, which changes no text"
+        raise LoadError(f"`draft`: {printable(path.name)} cannot be loaded: {error}") from None
+    return draft, f"{printable(draft.name)} drafts tokens, which changes the speed, not the text"
 
 
 def _read(model: _Model, choice: _Choice, progress: Progress | None) -> tuple[Devices, Weights]:
@@ -353,7 +353,7 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
         if asked is not None or pool < 2:
             seen = f"a KV cache of {pool} positions (`cache_positions`)"
             raise LoadError(
-                f"{seen} holds less than one context of {context} (`context`): make it as large at least"
+                f"{seen} holds less than one context of {context} (`context`): make it at least as large"
             )
         context = pool
     return MemoryRequest(

@@ -32,12 +32,12 @@ def choose_mode(
     auto = requested == "auto"
     if config.whole and any(config.skips):
         if requested == "predicted":
-            cut = "in this model all gates of a token decide which are 0, so none can be predicted alone"
+            cut = "in this model all gates of a token together decide which neurons are active"
             why = config.whole if config.normed else cut
             raise LoadError(f"`sparsity=predicted`: {why}: use exact, off or auto")
         layers = f"{sum(config.skips)} of {config.layers} layers"
         note = (
-            f"rows of up are skipped, on CPUs alone: {config.whole}"
+            f"rows of up are skipped, only on CPUs: {config.whole}"
             if config.normed
             else f"zeros are skipped in {layers}, whose gates are cut"
         )
@@ -47,7 +47,7 @@ def choose_mode(
             whole = ", so chosen experts are computed whole" if config.experts else ""
             return SparsityMode("off", details=(f"sparsity auto is off: {config.whole}{whole}",))
         seen = f"`sparsity={requested}`: {config.whole}"
-        raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
+        raise LoadError(f"{seen}, so no neuron can be skipped: use off or auto")
     some = _whole_downs(config)
     if requested == "exact":
         return SparsityMode("exact", some)
@@ -89,7 +89,7 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
 def _not_measured(model: Path, name: str, option: str) -> str:
     command = f"hotcold fit-predictor -m {printable(model.name)} {option} -f TEXT -o NEW.predictor.gguf"
     return (
-        f"sparsity auto is exact: {name} does not say what its predictor costs; this measures it: {command}"
+        f"sparsity auto is exact: {name} has no measurement of its predictors; this measures them: {command}"
     )
 
 
@@ -100,7 +100,8 @@ def _whole_downs(config: Config) -> tuple[str, ...]:
         return ()
     some = sum(map(bool, config.whole_downs)), sum(map(bool, config.neurons))
     return (
-        f"down is {' and '.join(types)} by output in {some[0]} of {some[1]} layers: no zeros are left out",
+        f"in {some[0]} of {some[1]} layers down is {' and '.join(types)} by_output, so its zeros are not "
+        "skipped",
     )
 
 

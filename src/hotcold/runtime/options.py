@@ -118,9 +118,9 @@ def complete(options: Mapping[str, Any]) -> AllOptions:
         raise LoadError(f"state_copies is {found['state_copies']}: at least 0 is needed")
     if not 0 <= found["draft_max"] < DECODE_ROWS:
         seen = f"`draft_max={found['draft_max']}`"
-        raise LoadError(f"{seen}: 0 (no guesses) to {DECODE_ROWS - 1} tokens are allowed")
+        raise LoadError(f"{seen}: 0 (no draft tokens) to {DECODE_ROWS - 1} are allowed")
     if found["draft"] is not None and not found["draft_max"]:
-        raise LoadError("`draft` guesses nothing with `draft_max=0`: leave one of them out")
+        raise LoadError("`draft` has no effect with `draft_max=0`: leave out one of them")
     if found["chat_template"] is not None:
         found["chat_template"] = template_text(found["chat_template"])
     return found  # type: ignore[no-any-return]

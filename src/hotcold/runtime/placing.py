@@ -85,10 +85,10 @@ class OnGPU:
 
     def __str__(self) -> str:
         parts = f"{len(self.layers)} of {self.all_layers} layers{' and the head' if self.head else ''}"
-        hot = f"{self.hot_share:.1%} of the neurons, {self.hot_activation_share:.1%} of the firings"
+        hot = f"{self.hot_share:.1%} of the neurons, {self.hot_activation_share:.1%} of the activations"
         memory = f"{size(self.planned_bytes)} of {exact_size(self.budget_bytes)}"
-        form = "a shader that waits" if self.spin else "submits"
-        return f"GPU {self.gpu.name} ({self.gpu.driver}): {parts}; {hot}; {memory}; handshakes by {form}"
+        form = "a waiting shader" if self.spin else "submits"
+        return f"GPU {self.gpu.name} ({self.gpu.driver}): {parts}; {hot}; {memory}; synchronised by {form}"
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""
@@ -166,7 +166,7 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
             model = replace(model, plan=model.plan.within(budgets))
             found = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
         if apart := _apart(model.plan.config, found.placement):
-            raise UserError(f"`hot_backend`: {apart}: a placement with all layers or none is needed")
+            raise UserError(f"`hot_backend`: {apart}: use a placement with all layers or none")
         return Decision(found.notes, found.placement, slots=model.plan.slots)
     asked = wanted or wished(gpu_asked) is not None
     if options["backend"] != "cpu" and not asked:
@@ -198,8 +198,8 @@ def _in_ram(options: AllOptions) -> Decision:
     if given == "backend":
         raise UserError(f"`ram_budget` needs the backend cpu, not {options['backend']}")
     if given is not None:
-        raise UserError(f"`ram_budget` is for the CPU alone today: leave out `{given}`")
-    note = "no GPU is used: `ram_budget` is for the CPU alone today"
+        raise UserError(f"`ram_budget` works only without a GPU today: leave out `{given}`")
+    note = "no GPU is used: `ram_budget` works only without a GPU today"
     return Decision(() if options["gpu"] == OFF else (note,))
 
 
@@ -214,7 +214,7 @@ def _check(options: AllOptions, *, wanted: bool) -> None:
     if hot is not None and options["gpu"] not in (None, OFF):
         raise UserError(f"`gpu={options['gpu']}` and `hot_backend={hot}`: give one of them")
     if hot is None and options["gpu"] == OFF and wanted:
-        raise UserError("`placement` and `vram_budget` are for a GPU: leave them out, or `gpu=off`")
+        raise UserError("`placement` and `vram_budget` are for a GPU: leave them out, or leave out `gpu=off`")
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def _solve(
     assumed = f"{source}, and {profile.source}"
     measured = all(each.machine for each in machines)
     measure = "" if measured or not gpu else "; hotcold doctor measures this machine"
-    note = f"neurons are placed for {assumed}: hotcold plan takes others (`hardware`){measure}"
+    note = f"neurons are placed for {assumed}: hotcold plan takes other figures (`hardware`){measure}"
     return _Found(placement, sizes, profile, ratio, source, (unfit, note) if unfit else (note,))
 
 
@@ -277,7 +277,7 @@ def _budgets(options: AllOptions, free: Sequence[int]) -> list[int]:
     asked: Any = options["vram_budget"]
     each = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)
     if len(each) != len(free):
-        seen = f"`vram_budget` has {len(each)} sizes, and GPUs that are used are {len(free)}"
+        seen = f"`vram_budget` has {len(each)} sizes, and {len(free)} GPUs are used"
         raise UserError(f"{seen}: give one size for each, or one for all")
     return [*each]
 
@@ -292,14 +292,14 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
             f"it does not compute with block type {' or '.join(unread)} yet, which {model.file.path.name} has"
         )
         if asked:
-            raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
+            raise UserError(f"{unused}: {why}: leave out the options of GPUs, or give `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
     if (reason := unsupported(model.plan.config.state_ops)) is not None:
         if asked:
-            raise UserError(f"{unused}: {reason}: leave out what asks for a GPU, or `gpu={OFF}`")
+            raise UserError(f"{unused}: {reason}: leave out the options of GPUs, or give `gpu={OFF}`")
         return Decision((f"{unused}: {reason}",))
     if not asked and any(gpu.shares_memory for gpu in gpus) and None in measured:
-        shares = "it shares the processor's memory, and need not be faster"
+        shares = "it shares the processor's memory, and may not be faster"
         return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={name}` uses it",))
     budgets = _budgets(options, [gpu.default_budget for gpu in gpus])
     for gpu, budget in zip(gpus, budgets, strict=True):
@@ -317,27 +317,27 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     else:
         found = _solve(model, [each or _assumed() for each in measured], buffers, gpu=True, asked=asked)
         if not asked and found.ratio > _PAYS:
-            why = f"it is expected not to be faster than the CPU ({found.source})"
+            why = f"it is not expected to be faster than the CPU ({found.source})"
             return Decision((f"{unused}: {why}: `gpu={name}` uses it",))
         if found.is_empty:
-            slower = f"the CPU alone (`gpu={OFF}`) is expected to be faster ({found.source})"
+            slower = f"the CPU without a GPU (`gpu={OFF}`) is expected to be faster ({found.source})"
             found = _solve(model, favourable, buffers, gpu=True, asked=asked)
             found = replace(found, notes=(slower, *found.notes))
     if found.is_empty:
-        return Decision((f"{unused}: within {exact_size(max(budgets))} there is room for nothing",))
+        return Decision((f"{unused}: nothing fits in {exact_size(max(budgets))}",))
     if apart := _apart(model.plan.config, found.placement):
-        why = f"{apart}: a placement with all layers or none on the GPU is needed"
+        why = f"{apart}: use a placement with all layers or none on the GPU"
         if asked:
-            raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
+            raise UserError(f"{unused}: {why}: leave out the options of GPUs, or give `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
     used = found.placement.gpus
     if used[-1] >= len(gpus):
-        seen = f"{options['placement']} places parts on GPU {used[-1]}, counted from 0"
-        raise UserError(f"{seen}: name {used[-1] + 1} GPUs (`gpu`), not {len(gpus)}")
+        seen = f"{options['placement']} places layers on GPU {used[-1]}, counted from 0"
+        raise UserError(f"{seen}: give {used[-1] + 1} GPUs (`gpu`), not {len(gpus)}")
     spins = [each is not None and each.spins for each in measured]
     on_gpus = tuple(_on(i, gpus[i], found, budgets[i], spin=spins[i]) for i in used)
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
-    notes = (f"GPU {titles(idle)} has no part: that is expected to be faster",) if idle else ()
+    notes = (f"GPU {titles(idle)} is not used: that is expected to be faster",) if idle else ()
     notes = (*map(str, on_gpus), *notes, *found.notes)
     return Decision(notes, found.placement, on_gpus, asked, model.plan.slots)
 
@@ -347,9 +347,9 @@ def _apart(config: Config, placement: Placement) -> str | None:
     together which are 0."""
     for i, mixer in enumerate(config.mixers):
         if config.cut_of(i) is not None and placement.where[i] is not None and not placement.hot[i].all():
-            return f"layer {i} needs the gates of all of its neurons, some of which would lie elsewhere"
+            return f"layer {i} needs the gates of all of its neurons, and some would be on another device"
         if (source := mixer.pages_of) is not None and placement.where[i] != placement.where[source]:
-            return f"layer {i} reads keys and values of layer {source}, which would lie elsewhere"
+            return f"layer {i} reads keys and values of layer {source}, which would be on another device"
     return None
 
 

@@ -52,7 +52,7 @@ class SamplingParams:
             "logit_bias": dict(_bias(id, value) for id, value in self.logit_bias.items()),
         }
         if self.seed is not None:
-            checked["seed"] = whole("seed", self.seed, 0, _U64, "leave it out for a random one")
+            checked["seed"] = whole("seed", self.seed, 0, _U64, "leave it out for a random seed")
         for name, value in checked.items():  # NumPy's numbers become Python's
             object.__setattr__(self, name, value)
 
@@ -74,17 +74,17 @@ def sampling_of_file(metadata: Mapping[str, Any]) -> tuple[SamplingParams, tuple
             continue
         name = _OF_FILES.get(key.removeprefix(_PREFIX))
         if name is None:
-            notes.append(f"the file recommends {key} {shown(value, 40)}, which there is not here")
+            notes.append(f"the file recommends {key} {shown(value, 40)}, which is not supported here")
             continue
         try:
             found = replace(found, **{name: value})
         except UserError as error:
-            notes.append(f"{key} of the file is not followed: {error}")
+            notes.append(f"{key} of the file is ignored: {error}")
     return found, tuple(notes)
 
 
 def _bias(id: Any, value: Any) -> tuple[int, float]:
-    id = whole("a token id of logit_bias", id, 0, LARGEST, "ids are the tokenizer's")
+    id = whole("a token id in logit_bias", id, 0, LARGEST, "ids are the tokenizer's")
     if value == -math.inf:
         return id, -math.inf
     return id, real(f"logit_bias of token {id}", value, -1e4, 1e4, "-inf forbids the token")

@@ -56,7 +56,7 @@ class SessionLock:
         """Runs steps until ``done``; sleeps while another thread runs one. UserError: this thread is within a
         step."""
         if self.held_here:
-            fix = "a constraint, a signal's function or a destructor must not do that"
+            fix = "a constraint, a signal handler or a destructor must not do that"
             raise UserError(f"a step of a model uses the same model: {fix}")
         while not done():
             if self._try(done, step):
@@ -131,7 +131,9 @@ class _Change(Generic[_Result]):
         except Exception as error:
             self._error = error
         except BaseException as error:  # ends this thread's own work, and the work for the other thread, too
-            self._error = UserError(f"{type(error).__name__} in another thread broke this off: ask again")
+            self._error = UserError(
+                f"{type(error).__name__} in another thread interrupted this request: send it again"
+            )
             self.done = True
             raise
         self.done = True

@@ -53,7 +53,7 @@ def opened(body: bytes, coding: str, most: int) -> bytes:
     if not reader.eof:
         raise _refused(f"the body is not whole: its {coding} data ends too soon")
     if rest := len(reader.unused_data):
-        raise _refused(f"the body goes on for {rest} bytes after the end of its {coding} data")
+        raise _refused(f"the body has {rest} bytes after the end of its {coding} data")
     return found
 
 
@@ -81,7 +81,7 @@ def parse(body: bytes, depth: int) -> Any:
     if _strings(value, depth) != strings:
         if len(body) <= _SMALL:
             json.loads(body, object_pairs_hook=_object, parse_int=str, parse_float=str)
-        raise _refused("a name is twice in an object")  # of a large body: a second look would take long
+        raise _refused("a name occurs twice in an object")  # of a large body: a second look would take long
     return value
 
 
@@ -98,7 +98,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _strings(value: Any, depth: int) -> int:
-    """How many strings it has, names among them: fewer than the text had where a name is twice in an object.
+    """Counts the strings, names included: fewer than in the text if a name occurs twice in an object.
     APIError: it is too deep."""
     found = 0
     level = [value]
@@ -124,7 +124,7 @@ def _check_headers(request: Request, settings: Settings) -> str:
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in _CODINGS:
         raise APIError(
-            f"Content-Encoding is {coding!r:.60}: allowed are gzip, deflate and identity",
+            f"Content-Encoding is {coding!r:.60}: gzip, deflate and identity are allowed",
             status=415,
             code="unsupported_encoding",
         )
@@ -146,7 +146,7 @@ async def _read(request: Request, settings: Settings) -> bytes:
         message = f"the body did not arrive within {settings.body_s:g} seconds"
         raise APIError(message, status=408, type="timeout_error", code="request_timeout") from None
     except ClientDisconnect:
-        raise APIError("the client has gone", status=499, code="cancelled") from None
+        raise APIError("the client closed the connection", status=499, code="cancelled") from None
     return bytes(body)
 
 
@@ -175,11 +175,11 @@ def _half(digits: str, place: int) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> None:
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if twice:
-        raise _refused(f"{twice[0]!r:.60} is twice in an object")
+        raise _refused(f"{twice[0]!r:.60} occurs twice in an object")
 
 
 def _too_deep(depth: int) -> APIError:
-    return _refused(f"the body has more than {depth} arrays and objects in each other")
+    return _refused(f"the body is nested too deeply: {depth} levels are allowed")
 
 
 def _too_large(most: int) -> APIError:

@@ -53,7 +53,7 @@ def check_origin(text: str) -> str:
         return text
     found = _Pattern.of(text)
     if found is None or (found.port.isdigit() and not 0 < int(found.port) < 65536):
-        raise UserError(f"origin {text!r:.80} is none: allowed are {FORMS}; a path is no part of it")
+        raise UserError(f"origin {text!r:.80} is not valid: allowed are {FORMS}; leave out paths")
     if found.scheme == "file":
         raise UserError(f"origin {text!r:.80}: browsers give pages from files no origin; serve them by HTTP")
     if found.host == "*" and (found.scheme in _WEB or found.port):

@@ -98,7 +98,7 @@ class _Routes(Reader):
         """The response of an id. APIError: it is not kept, or a stream of it is asked for."""
         id = request.path_params["id"]
         if request.query_params.get("stream", "false") != "false":
-            raise invalid("stream: a response that is kept comes as a whole: leave it out", "stream")
+            raise invalid("stream: a stored response is sent as a whole: leave it out", "stream")
         found = await self._service.in_thread(self._service.facts.kept_responses.response, id)
         if found is None:
             raise _no_response(id)
@@ -132,4 +132,6 @@ class _Routes(Reader):
 
 def _no_response(id: str) -> APIError:
     seen = f"response with id {shown(id)} not found"
-    return APIError(f"{seen}: the server keeps the last ones in memory", status=404, code="not_found")
+    return APIError(
+        f"{seen}: the server keeps only the last responses, in memory", status=404, code="not_found"
+    )

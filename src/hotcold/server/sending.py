@@ -92,7 +92,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise APIError("the client has gone", status=499, code="cancelled")
+            raise APIError("the client closed the connection", status=499, code="cancelled")
         return task.result()
     finally:
         task.cancel()
@@ -101,7 +101,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has gone. What it sends is not read: its request is complete."""
+    """Returns when the client closed the connection. What it sends is not read: its request is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

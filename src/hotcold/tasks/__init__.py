@@ -1,1 +1,1 @@
-"""Does the rest with a model: bench, profile, fit predictors, plan, score."""
+"""Work with a model that is not generation: benchmarks, profiles, predictors, plans, scores."""

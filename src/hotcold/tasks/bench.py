@@ -27,7 +27,7 @@ from hotcold.sparse.timeline import Handshake, Timeline
 from hotcold.tasks.reports import Setup
 from hotcold.values import printable, whole
 
-#: Natural text, because firing depends on the text; repeated up to the prompt's length.
+#: Natural text, because activations depend on the text; repeated up to the prompt's length.
 _TEXT = (
     "Once upon a time there was a little girl who lived with her grandmother at the edge of a great forest. "
     "Every morning she carried water from the well and fed the hens, and in the evening she sat by the fire "
@@ -53,13 +53,13 @@ class Round(DiskFigures):
     params_per_token: float | None
     python_share: float | None
     rows_per_step: float | None
-    tokens_per_step: float | None  #: more than ``rows_per_step`` where guesses were right
+    tokens_per_step: float | None  #: more than ``rows_per_step`` if draft tokens were accepted
     tok_s_per_sequence: float | None
     ttft_s: float | None  #: time to the first token, of the first prompt
     read_bandwidth_gb_s: float | None  #: bandwidth of memory, measured in the same round
     bandwidth_share: float | None  #: the share of it that generation used
-    guessed: int = 0  #: tokens that were guessed and verified
-    accepted: int = 0  #: of those, the ones that were right
+    guessed: int = 0  #: draft tokens verified
+    accepted: int = 0  #: draft tokens accepted
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Benchmark:
     parallel: int  #: number of sequences
     setup: Setup
     rounds: tuple[Round, ...] = field(repr=False)
-    #: with two backends, if a timeline was asked for: the share of the cold one's busy time in which the hot
-    #: one was busy, and the delays between them
+    #: with two backends and a timeline: the share of the cold backend's busy time in which the hot one was
+    #: busy, too, and the delays between them
     overlap: float | None = None
     handshake: Handshake | None = None
 
     def median(self, name: str) -> float | None:
-        """The median over all rounds of one figure of :class:`Round`."""
+        """Returns the median over all rounds of one figure of :class:`Round`."""
         values = self._values(name)
         return statistics.median(values) if values else None
 
@@ -85,7 +85,7 @@ class Benchmark:
         return sorted(value for each in self.rounds if (value := getattr(each, name)) is not None)
 
     def report(self) -> dict[str, Any]:
-        """The report for ``--json``: the medians, and the ranges of speeds."""
+        """Returns the report for ``--json``: the medians, and the ranges of speeds."""
         found: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
@@ -121,20 +121,20 @@ class Benchmark:
             lines.append(f"generation of {self.generated_tokens} {together}: {with_range('tok_s')} in all")
             lines.append(f"each of them: {with_range('tok_s_per_sequence')}")
         if found["guessed"]:
-            right = "{accepted:.0f} of {guessed:.0f} guessed tokens were right".format(**found)
-            lines.append(f"{right}: {found['tokens_per_step']:.3g} tokens a step")
+            right = "{accepted:.0f} of {guessed:.0f} draft tokens were accepted".format(**found)
+            lines.append(f"{right}: {found['tokens_per_step']:.3g} tokens per step")
         counts = (
-            "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step is Python's"
+            "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step in Python"
         )
         lines.append(f"{found['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**found)}")
         if self.overlap is not None:
-            lines.append(f"the hot side was busy for {self.overlap:.0%} of the time that the cold side was")
+            lines.append(f"the GPU was busy for {self.overlap:.0%} of the time that the CPU was busy")
         if self.handshake is not None and None not in self.handshake:
-            heard = "the cold side heard of a post after {:.1f} us, the hot side of an answer after {:.1f} us"
+            heard = "the CPU saw the GPU's data after {:.1f} us, the GPU the CPU's result after {:.1f} us"
             lines.append(f"{heard.format(*self.handshake)} (medians)")
         if found["bandwidth_share"] is not None:
-            used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**found)
-            lines.append(f"read bandwidth measured beside it {used}")
+            used = "{read_bandwidth_gb_s:.1f} GB/s, {bandwidth_share:.0%} of it used".format(**found)
+            lines.append(f"memory bandwidth measured {used}")
         return "\n".join(lines)
 
 
@@ -159,14 +159,14 @@ def bench(
         model: a GGUF file, or what was loaded from one; None is the built-in model.
         n_prompt: tokens of the prompt, 1 or more.
         n_gen: tokens to generate in each sequence, 2 or more.
-        parallel: number of sequences. If the model cannot decode all together, some wait for their turn.
+        parallel: number of sequences. If a step cannot decode all of them, some wait.
         repetitions: rounds to measure, after one that is not counted.
-        draft: draft tokens: ``look-up``, those found in the text; ``none``. None: those of the file's draft
-            block, where it has one.
-        draft_max: the most guesses of a sequence in a step.
+        draft: ``look-up`` drafts by prompt lookup, ``none`` drafts nothing. None: the file's draft block, if
+            it has one.
+        draft_max: limit of draft tokens per sequence and step.
         timeline: a file for the Chrome trace of one more round: when each of two backends worked and waited.
             It needs a GPU with a part of the model.
-        progress: is told of the phases ``loading`` and ``rounds``.
+        progress: gets the phases ``loading`` and ``rounds``.
         options: as in :class:`LLM`, for a model that is not loaded yet.
 
     UserError: a number is not allowed, the context is too small, or loading fails."""
@@ -193,7 +193,7 @@ def bench(
         asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
     if draft not in (None, "none") and base.plan.slots and not base.plan.spare_slots:
-        seen = f"{printable(base.path.name)} was loaded without room for states after guesses"
+        seen = f"{printable(base.path.name)} was loaded without states for draft tokens"
         raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
@@ -217,7 +217,7 @@ def _rounds(
     progress: Progress | None,
 ) -> tuple[Round, ...]:
     probe = engine.model.backend.read_probe()
-    measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
+    measure(engine, prompt, lengths, None, seed=0)  # warms up memory and threads
     rounds = []
     for seed in range(repetitions):
         rounds.append(measure(engine, prompt, lengths, probe, seed=seed))
@@ -238,7 +238,7 @@ def _trace(engine: Engine, prompt: Sequence[int], lengths: Sequence[int]) -> Tim
 
 
 def prompt_of(model: LoadedModel, length: int) -> list[int]:
-    """``length`` tokens of text, with BOS if the model's file asks for it."""
+    """Returns ``length`` tokens of text, with BOS if the model's file asks for it."""
     more = model.tokenizer.encode(_TEXT, add_bos=False)
     return [*model.tokenizer.encode(_TEXT), *more * (length // len(more))][:length]
 
@@ -246,11 +246,10 @@ def prompt_of(model: LoadedModel, length: int) -> list[int]:
 def lengths_to_end_together(
     parallel: int, n_prompt: int, n_generate: int, chunk: int, together: int
 ) -> list[int]:
-    """Tokens to generate for each sequence, ``n_generate`` or a few more, if ``together`` run at a time.
-
-    Prompts are read one after the other, so the first sequence generates while the others' prompts are read.
-    With these lengths sequences that run together end together, and all of them are in each step without
-    prompt rows."""
+    """Returns the number of tokens to generate for each sequence, ``n_generate`` or a few more, if
+    ``together`` run at a time. Prompts are computed one after the other, so the first sequence generates
+    during the prompts of the others. With these lengths, sequences that run together end together, and all of
+    them are in each step without prompt rows."""
     ready = [-(-(i % together + 1) * n_prompt // chunk) for i in range(parallel)]
     last = [max(ready[i - i % together :][:together]) for i in range(parallel)]
     return [n_generate + end - start for start, end in zip(ready, last, strict=True)]
@@ -290,7 +289,7 @@ def _requests(prompt: Sequence[int], lengths: Sequence[int], seed: int) -> list[
 
 
 def _has_block(source: str | os.PathLike[str] | None) -> bool:
-    """Whether a file says that it has a block that guesses tokens; loading says why one cannot be read."""
+    """Returns whether the file says that it has a draft block; loading says why one cannot be used."""
     if source is None:
         return False
     try:

@@ -15,12 +15,12 @@ from hotcold.placement.hardware import Hardware
 from hotcold.placement.measuring import RUNS
 from hotcold.values import printable, size
 
-GPU_FIGURES = ("GPU stream and masked rows", "link", "handshake")  #: what lacks without a GPU
+GPU_FIGURES = ("GPU stream and masked rows", "link", "handshake")  #: figures that are missing without a GPU
 
 _TEXT = """\
 processor   {processor}
 ISA         {isa}
-fetching    {fetching} (bytes ahead and level of the cache)
+fetching    {fetching} (prefetch distance in bytes, cache level)
 threads     {threads} (fast cores {fast_cores} of {physical_cores}, CPUs allowed {cpus}, CPU quota {quota})
 caches      {caches}
 memory      {memory} available
@@ -29,7 +29,7 @@ versions    hotcold {hotcold}, Python {python}, NumPy {numpy}"""
 
 _HEADING = f"""\
 GB/s, median of {RUNS} runs (and their range)
-memory: plain reads, the fastest of {STREAMS[0]} to {STREAMS[-1]} streams a thread
+memory: plain reads, the fastest of {STREAMS[0]} to {STREAMS[-1]} streams per thread
 dense: an FFN of Q4_0 with all its neurons
 N B: an FFN with one neuron in ten, read in pieces of N bytes
 """
@@ -44,12 +44,12 @@ class Diagnosis:
 
     machine: dict[str, Any]  #: processor, threads, caches, memory and versions
     hardware: Hardware | None  #: None where too little could be measured
-    from_cache: bool  #: whether the figures are of an earlier call
+    from_cache: bool  #: whether the figures are from an earlier call
     cache: Path  #: the file that keeps them
     notes: tuple[str, ...]
     gpus: tuple[GPU, ...]
-    gpu: GPU | None  #: the one that the figures are of
-    gpu_reason: str  #: why there is none
+    gpu: GPU | None  #: the measured GPU
+    gpu_reason: str  #: why no GPU was measured
     disk: DiskSpeed | None = None  #: of the file that was named
     unmeasured: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()  #: of the text
@@ -74,7 +74,7 @@ class Diagnosis:
 
 
 def facts(machine: dict[str, Any], gpus: Sequence[GPU], gpu: GPU | None, gpu_reason: str) -> str:
-    """The section of the text about what this machine has."""
+    """Returns the section of the text about the machine."""
     lines = _machine(machine)
     wrapped = _list(gpus, gpu)
     if gpu_reason:
@@ -87,17 +87,17 @@ def facts(machine: dict[str, Any], gpus: Sequence[GPU], gpu: GPU | None, gpu_rea
 
 
 def cpu_speed(source: str, bandwidths: Sequence[dict[str, Any]]) -> str:
-    """The section of the text about reads of memory."""
+    """Returns the section of the text about reads of memory."""
     return _section(["", source, *_HEADING.split("\n"), *_table(bandwidths)])
 
 
 def gpu_speed(of_gpu: dict[str, Any]) -> str:
-    """The section of the text about a measured GPU."""
+    """Returns the section of the text about a measured GPU."""
     return _section(_gpu_figures(of_gpu))
 
 
 def disk_speed(disk: DiskSpeed) -> str:
-    """The section of the text about a disk."""
+    """Returns the section of the text about a disk."""
     return _section(["", *str(disk).split("\n")])
 
 
@@ -106,8 +106,8 @@ def _section(lines: Sequence[str]) -> str:
 
 
 def speeds(hardware: Hardware) -> list[str]:
-    """The sections of all figures; ArithmeticError, LookupError, TypeError or ValueError where one is missing
-    or of another kind, as in a damaged file."""
+    """Returns the sections of all figures. ArithmeticError, LookupError, TypeError or ValueError: a figure is
+    missing or has another type, as in a damaged file."""
     machine = hardware.machine or {}
     of_gpu = machine.get("gpu")
     return [cpu_speed(hardware.source, machine["bandwidths"]), *([gpu_speed(of_gpu)] if of_gpu else [])]
@@ -115,7 +115,7 @@ def speeds(hardware: Hardware) -> list[str]:
 
 def _machine(machine: dict[str, Any]) -> list[str]:
     free = machine["free_bytes"]
-    slow = "never, which is slow: let the system allow 'madvise'"
+    slow = "never, which is slow: set transparent_hugepage to madvise"
     words = machine | {
         "quota": machine["quota"] or "none",
         "caches": size(machine["cache_bytes"]) if machine["cache_bytes"] else "unknown",
@@ -126,7 +126,7 @@ def _machine(machine: dict[str, Any]) -> list[str]:
 
 
 def _table(bandwidths: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each number of threads."""
+    """Returns a line for each number of threads."""
     rows: dict[int, dict[str, str]] = {}
     streams = []
     for each in bandwidths:
@@ -140,18 +140,18 @@ def _table(bandwidths: Sequence[dict[str, Any]]) -> list[str]:
     lines = [f"{'threads':<8}" + "".join(f"{title:>12}" for title in titles)]
     for threads, row in rows.items():
         lines.append(f"{threads:<8d}" + "".join(f"{row.get(title, '-'):>12}" for title in titles))
-    fastest = f"memory is fastest with these streams a thread: {', '.join(streams)}"
+    fastest = f"fastest number of streams per thread: {', '.join(streams)}"
     return [*lines, *textwrap.wrap(fastest, 80)] if streams else lines
 
 
 def _list(devices: Sequence[GPU], chosen: GPU | None) -> list[str]:
-    """A line for each device, with a star at the one that is measured, and one for what is wrong with it."""
+    """Returns lines for each device, with a star at the measured one, and a line for its problem."""
     lines = []
     for gpu in devices:
         mark = "*" if gpu == chosen else " "
         lines.append(f"GPU {gpu.index:<3d}{mark}    {gpu.name}")
         free = "" if gpu.free_bytes is None else f", {size(gpu.free_bytes)} free"
-        shared = ", the processor's" if gpu.shares_memory else ""
+        shared = ", shared with the processor" if gpu.shares_memory else ""
         lines.append(f"{'':<12}{gpu.kind}, {size(gpu.memory_bytes)}{free}{shared}")
         lines.append(f"{'':<12}{gpu.driver}, {gpu.api}")
         if gpu.problem:
@@ -164,23 +164,23 @@ def _gpu_figures(of_gpu: dict[str, Any]) -> list[str]:
     spin = link["handshake_spin_s"]
     rows = [
         ("stream", "GB/s", of_gpu["stream_gb_s"], "an FFN of Q4_0 that is read whole"),
-        ("rows", "GB/s", of_gpu["rows_gb_s"], "one of which a tenth of the neurons is read"),
+        ("rows", "GB/s", of_gpu["rows_gb_s"], "an FFN with a tenth of its neurons read"),
         ("to the GPU", "GB/s", link["to_gpu_gb_s"], "from the driver's memory"),
-        ("", "GB/s", link["pageable_gb_s"], "from any other"),
+        ("", "GB/s", link["pageable_gb_s"], "from pageable memory"),
         ("back", "GB/s", link["from_gpu_gb_s"], "to the driver's memory"),
-        ("layer", "us", 1e6 * of_gpu["layer_s"], "of the smallest one, whose kernels begin and end"),
-        ("step", "us", 1e6 * link["step_s"], "to submit next to nothing and wait for it"),
+        ("layer", "us", 1e6 * of_gpu["layer_s"], "of the smallest model, the cost of starting kernels"),
+        ("step", "us", 1e6 * link["step_s"], "to submit an empty step and wait for it"),
         ("handshake", "us", 1e6 * link["handshake_submit_s"], "there and back, by submits"),
     ]
     if spin is not None:
-        rows.append(("", "us", 1e6 * spin, "by a shader that waits"))
+        rows.append(("", "us", 1e6 * spin, "by a waiting shader"))
     lines = ["", f"GPU {of_gpu['index']:d}: {of_gpu['name']}"]
     lines += [f"{title:<12}{_digits(value):>9} {unit:<5}{what}" for title, unit, value, what in rows]
     if spin is None:
-        lines.append(f"{'':<12}{'-':>9} us   by a shader that waits: does not work on this driver")
+        lines.append(f"{'':<12}{'-':>9} us   by a waiting shader: does not work with this driver")
     return lines
 
 
 def _digits(value: float) -> str:
-    """Three of them, or those before the point."""
+    """Rounds to three digits, or to the digits before the point."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

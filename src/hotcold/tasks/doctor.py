@@ -1,4 +1,4 @@
-"""Says what this machine has, and measures it once: figures are kept in a file, by machine and GPU."""
+"""Describes this machine and measures it once: a file keeps the figures by machine and GPU."""
 
 import datetime
 import json
@@ -49,7 +49,7 @@ from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__
 
-_SECONDS = 6.0  # of reading in all
+_SECONDS = 6.0  # limit of all reads together
 _GPU_SECONDS = 1.0
 _GPU_BUFFER = 512 << 20  # more than a GPU's caches hold
 _SOFTWARE_BUFFER = 2 << 20
@@ -64,21 +64,22 @@ def doctor(
     progress: Progress | None = None,
     show: Show | None = None,
 ) -> Diagnosis:
-    """Says what this machine has, and how fast it and its GPU read memory: measured once, in about 10 s, and
-    kept for later calls, and for plans. A measurement that fails is a note, and others go on.
+    """Describes this machine, and measures how fast it and its GPU read memory. It measures once, in about 10
+    s, and keeps the figures for later calls and for plans. A measurement that fails adds a note, and the
+    others continue.
 
     >>> print(hotcold.doctor())
 
     Args:
-        gpu: a part of the GPU's name, or its number; ``off`` measures the CPU alone.
+        gpu: part of the GPU's name, or its number; ``off`` measures only the CPU.
         again: whether to measure even if there are figures of an earlier call.
         output: a new file for the figures, which ``hotcold.plan(hardware=...)`` takes.
-        disk: a large file, such as a model, whose disk is measured, too: by reads of it, each time.
-        progress: is told of the phases ``measuring``, ``measuring the GPU`` and ``measuring the disk``.
+        disk: a large file, such as a model. Each call measures its disk by reading it.
+        progress: gets the phases ``measuring``, ``measuring the GPU`` and ``measuring the disk``.
         show: is called with each section of the text as soon as it is known.
 
-    UserError: a GPU that is not there, an ``output`` that exists or that gets no figures, or a file for
-    ``disk`` that is small or cannot be opened."""
+    UserError: the GPU does not exist, ``output`` exists or gets no figures, or the file for ``disk`` is too
+    small or cannot be opened."""
     to_write = None if output is None else new_file(output)
     if disk is not None:
         large_file(Path(disk))
@@ -96,7 +97,7 @@ def doctor(
             _keep(path, hardware, notes)
     else:
         with_gpu = hardware.vram_bytes > 0
-        notes.append(f"figures from {path}; `again` measures")
+        notes.append(f"figures from {path}; `again` measures anew")
         for section in speeds(hardware):
             text.add(section)
     if to_write is not None:
@@ -126,7 +127,7 @@ class _Text:
 
 
 def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, str]:
-    """All devices, that which is to be measured, and why there is none."""
+    """Returns all devices, the one to measure, and why there is none."""
     gpu, passed_over = choose_gpu(asked)
     if passed_over:
         notes.append(passed_over)
@@ -134,12 +135,12 @@ def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, s
         return [], None, "not looked for (`gpu=off`)"
     devices, reason = find_gpus()
     if gpu is None and devices:
-        reason = "no GPU found but a software driver: `gpu=NAME` measures it" if not passed_over else ""
+        reason = "no GPU found, only a software driver: `gpu=NAME` measures it" if not passed_over else ""
     return devices, gpu, reason
 
 
 def _facts(gpu: GPU | None) -> dict[str, Any]:
-    """Returns the report's facts about this machine; ``name`` has all that the figures depend on."""
+    """Returns the report's facts about this machine; ``name`` has all facts on which the figures depend."""
     cores = find_cores()
     huge_pages = re.findall(r"\[(\w+)\]", read_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
     return {
@@ -163,24 +164,25 @@ def _facts(gpu: GPU | None) -> dict[str, Any]:
 
 
 def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware | None:
-    """The figures of this machine; None, with a note, where they are another's or damaged."""
+    """Returns the kept figures of this machine; None, with a note, if they are damaged or from another
+    machine."""
     if not os.path.exists(path):
         return None
     try:
         found = find_hardware(str(path))
         if found.name != machine["name"]:
-            raise UserError(f"they are of {found.name!r}, and this is {machine['name']!r}")
-        json.dumps([asdict(found), speeds(found)], allow_nan=False)  # what is printed later
+            raise UserError(f"they are from {found.name!r}, and this machine is {machine['name']!r}")
+        json.dumps([asdict(found), speeds(found)], allow_nan=False)  # sections that are printed later
         return found
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-        notes.append(f"measured anew, as the cached figures are of no use: {error}")
+        notes.append(f"measured anew, since the cached figures cannot be used: {error}")
         return None
 
 
 def _measure(
     machine: dict[str, Any], gpu: GPU | None, notes: list[str], text: _Text, progress: Progress
 ) -> tuple[Hardware | None, bool]:
-    """Measures memory and a GPU: returns the figures, or None, with a note, where those of all threads are
+    """Measures memory and a GPU. Returns the figures, or None, with a note, if figures of all threads are
     missing; and whether a GPU was measured."""
     caches, all_threads = machine["cache_bytes"], machine["threads"]
     source = f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}"
@@ -189,8 +191,10 @@ def _measure(
     try:
         nbytes = buffer_bytes(caches, machine["free_bytes"])
         if nbytes < 2 * caches:
-            seen = f"only {size(nbytes)} were read by turns, as memory is short"
-            notes.append(f"{seen}: the caches ({size(caches)}) keep much of it, and figures are too high")
+            seen = f"only {size(nbytes)} were used for the measurement, since memory is short"
+            notes.append(
+                f"{seen}: much of it fits in the caches ({size(caches)}), so the figures are too high"
+            )
         powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
         threads = [*powers_of_two, all_threads]
         found = measure(threads, nbytes, _SECONDS, partial(progress, "measuring"), notes.append)
@@ -211,7 +215,7 @@ def _measure(
 
 
 def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]) -> GPUSpeed | None:
-    """Measures a GPU; returns None, and adds a note, where that fails."""
+    """Measures a GPU; returns None and adds a note if that fails."""
     most = _SOFTWARE_BUFFER if gpu.kind == "software" else _GPU_BUFFER
     try:
         return measure_gpu(gpu, min(most, gpu.default_budget // 4), _GPU_SECONDS, advance)
@@ -223,7 +227,7 @@ def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]
 def _measure_disk(
     path: Path, notes: list[str], text: _Text, advance: Callable[[int, int], None]
 ) -> DiskSpeed | None:
-    """Measures a disk; returns None, and adds a note, where that fails."""
+    """Measures a disk; returns None and adds a note if that fails."""
     try:
         speed = measure_disk(path, advance)
     except FAILURES as error:

@@ -1,7 +1,6 @@
-"""Collects the inputs of each layer's FFN for a text, to which predictors are fitted. All of them together
-are too large for memory (4 GiB for 8192 tokens of a 7B model), so they go to disk and come back by layer.
-
-The files have no name and vanish, or lie in a folder, in which a run that was killed goes on."""
+"""Collects the inputs of each layer's FFN for a text, to fit predictors to them. Together they are too large
+for memory (4 GiB for 8192 tokens of a 7B model), so they go to disk and are read by layer. The files are
+temporary without a name, or in a folder from which an interrupted run continues."""
 
 import os
 import shutil
@@ -26,8 +25,8 @@ from hotcold.tasks.scoring import Scorer
 #: read fewer; ``ids`` -> ``[tokens, k]`` int32: experts
 Inputs = Mapping[str, npt.NDArray[Any]]
 
-_SAVED_EVERY = 5.0  #: seconds between two notes of how far a collection in a folder is
-_DONE = "windows"  #: the file with that note
+_SAVED_EVERY = 5.0  #: seconds between two records of the progress in a folder
+_DONE = "windows"  #: the file with this record
 
 
 class FFNInputs(Sequence[Inputs]):
@@ -56,12 +55,12 @@ class FFNInputs(Sequence[Inputs]):
                 self.files[-1][name] = file
 
     def windows_done(self) -> int:
-        """Returns the number of windows whose inputs a folder has, as :meth:`note` left it."""
+        """Returns the number of windows whose inputs a folder has, as recorded by :meth:`note`."""
         note = self._folder and self._folder / _DONE
         return int(note.read_text(encoding="ascii")) if note and note.exists() else 0
 
     def note(self, windows: int) -> None:
-        """Notes in the folder that the files have the inputs of so many windows."""
+        """Records in the folder the number of windows whose inputs the files have."""
         if self._folder is None:
             return
         for layer in self.files:
@@ -94,18 +93,18 @@ def _check_disk(model: LoadedModel, names: Collection[str], tokens: int) -> None
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         seen = f"the inputs of {layers} layers for {tokens} tokens take {nbytes / 2**30:.2f} GiB"
-        fix = "take fewer `tokens`, or set TMPDIR to a folder with more room"
+        fix = "take fewer `tokens`, or set TMPDIR to a folder with more space"
         raise UserError(f"{seen}, and {folder} has {free / 2**30:.2f} GiB free: {fix}")
 
 
 def input_bytes(model: LoadedModel, names: Collection[str], tokens: int) -> int:
-    """Bytes of the files for so many tokens."""
+    """Returns the bytes of the files for this number of tokens."""
     layers = range(model.config.layers)
     return 4 * tokens * sum(_width(model, layer, name) for layer in layers for name in names)
 
 
 def _width(model: LoadedModel, layer: int, name: str) -> int:
-    """Values of one token in a file."""
+    """Returns the number of values of one token in a file."""
     if name == "ids":
         return model.config.chosen_of(layer)
     return model.config.ffn_width(layer) if name == "normed" else model.config.dim
@@ -160,14 +159,16 @@ def ffn_inputs(
         if folder is None:
             raise
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{folder}: {reason}: make room and repeat the command, which goes on") from None
+        raise UserError(
+            f"{folder}: {reason}: free some space and repeat the command, which continues"
+        ) from None
     return inputs
 
 
 def _watched(
     model: LoadedModel, ffns: Iterable[AnyFFN], names: Collection[str], buffers: list[dict[str, Buffer]]
 ) -> Iterator[AnyFFN]:
-    """The FFNs, each of which also adds its inputs to buffers of its own, which are added to ``buffers``."""
+    """Returns the FFNs, each of which also adds its inputs to its own buffers; ``buffers`` collects these."""
 
     def watched(layer: int, ops: Backend, ffn: AnyFFN) -> AnyFFN:
         own = {name: ops.zeros((model.limits.tokens, _width(model, layer, name))) for name in names}
@@ -192,14 +193,14 @@ def _watched(
 
 
 def _write(file: IO[bytes], values: npt.NDArray[Any]) -> None:
-    """All bytes: without a buffer, one call may write fewer."""
+    """Writes all bytes: without a buffer, one call may write fewer."""
     data = memoryview(np.ascontiguousarray(values).data).cast("B")
     while data:
         data = data[file.write(data) :]
 
 
 def _go_on(model: LoadedModel, inputs: FFNInputs, tokens: int) -> None:
-    """Drops from the files what lies after so many tokens: a part of a window that was not finished."""
+    """Removes the rest of an unfinished window, after this number of tokens, from the files."""
     for layer, files in enumerate(inputs.files):
         for name, file in files.items():
             file.truncate(4 * tokens * _width(model, layer, name))

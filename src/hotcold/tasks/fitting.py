@@ -55,7 +55,7 @@ Windows = list[list[int]]
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of generation on this machine, in rounds in which both modes ran one after the other."""
+    """The speed of generation on this machine, in rounds that run both modes one after the other."""
 
     exact_tok_s: float  #: median of the rounds
     predicted_tok_s: float
@@ -72,7 +72,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost and the gain of predictors on text to which they were not fitted."""
+    """The cost and the gain of predictors on held-out text."""
 
     speed: Speed
     measured: Measurement
@@ -82,7 +82,7 @@ class Cost:
 
     @property
     def verdict(self) -> list[str]:
-        """The lines on all layers together."""
+        """Returns the lines about all layers together."""
         objection = self.measured.objection
         return [
             f"held-out text: {self.measured.cost}",
@@ -98,7 +98,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Comparison(Cost):
-    """Predictors made from the same text by `svd`, for the same recall of what neurons add."""
+    """Predictors made from the same text by `svd`, for the same recall of the neurons' contributions."""
 
     layers: list[Fit]
     tensors: Sequence[PredictorTensors | None] = field(repr=False)
@@ -119,7 +119,7 @@ class FittedPredictor(Comparison):
     frontier: list[list[Fit]]  #: by layer, the predictors of all ranks, the best first
     fingerprint: str  #: the model's
     setup: Setup
-    svd: Comparison | None = None  #: beside predictors that were trained
+    svd: Comparison | None = None  #: for comparison with trained predictors
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the file. As ``MODEL.predictor.gguf`` beside the model it is found when the model is
@@ -128,7 +128,7 @@ class FittedPredictor(Comparison):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The keys ``hotcold.predictor.*`` of the file, as docs/formats.md lists them."""
+        """Returns the keys ``hotcold.predictor.*`` of the file, as docs/formats.md lists them."""
         return _metadata(self.options, self.layers) | self.measured.metadata()
 
     def report(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class FittedPredictor(Comparison):
             lines.append(f"rank {rank}: {words}")
         lines += self.verdict
         if self.svd is not None:
-            lines += ["beside it, svd of the same text:", *self.svd.table, *self.svd.verdict]
+            lines += ["for comparison, svd of the same text:", *self.svd.table, *self.svd.verdict]
         return "\n".join(lines)
 
 
@@ -188,11 +188,11 @@ def fit_predictor(
         model: a GGUF file, or what was loaded from one; None is the built-in model.
         text: a text, or the ``Path`` of a file in UTF-8, cut into windows of ``context`` positions (at most
             512 by default).
-        held_out: another text to judge by; None takes the last fifth of ``text``, which is not fitted to.
+        held_out: another text to judge by; None: the last fifth of ``text``, which is excluded from the fit.
         method: ``svd``, a truncated SVD of the gate; ``train``, the same factors trained with torch (the
             extra ``[train]``); or ``trained``, the predictors in a PowerInfer file.
         recall: share of the active neurons to find; None: 0.99, or as trained thresholds give.
-        weighted: whether ``recall`` weighs each neuron by how much it adds, as it always does with ``train``.
+        weighted: whether ``recall`` weights neurons by their contribution, as always with ``train``.
         type: block type of the predictors; None: Q4_0, or that of the trained ones.
         max_share: limit of a predictor's bytes, as a part of its layer's FFN.
         tokens: how many tokens to use, spread over the text: four fifths to fit, one to judge.
@@ -200,10 +200,10 @@ def fit_predictor(
         special: whether names of control tokens in the texts become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
-        work: with ``train``, a folder for what the run has so far: the same call goes on from it. None is
+        work: with ``train``, a folder for the state of the run, from which the same call continues. None is
             ``output`` with ``.work`` after it.
         training: how ``train`` trains.
-        progress: is told of the phases ``loading``, ``layers`` and ``measuring``.
+        progress: gets the phases ``loading``, ``layers`` and ``measuring``.
 
     UserError: a value is not allowed, the text has less than two windows, or no predictor fits
     ``max_share``."""
@@ -254,16 +254,15 @@ def measure_predictor(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Cost:
-    """Measures the predictors of a file as they are, on a text to which they were not fitted.
-
-    ``output`` gets the same predictors with the measurement, by which ``sparsity="auto"`` decides. Other
-    arguments and errors are those of :func:`fit_predictor`."""
+    """Measures the predictors of a file on held-out text, without changing them. ``output`` gets the same
+    predictors with the measurement, by which ``sparsity="auto"`` decides. Other arguments and errors are
+    those of :func:`fit_predictor`."""
     eval_tokens, path = whole("eval_tokens", eval_tokens, 1), Path(predictor)
     to_write, read = None if output is None else new_file(output), text_of(text)
     with open_gguf(path) as file:
         if not is_sidecar(file):
             fix = "the predictors in a PowerInfer file are measured by fit_predictor with `method=trained`"
-            raise UserError(f"{printable(path.name)} is no predictor file: {fix}")
+            raise UserError(f"{printable(path.name)} is not a predictor file: {fix}")
     load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
     source = source_of(model)
     if not isinstance(source, LoadedModel):
@@ -284,7 +283,7 @@ def measure_predictor(
 def _work_folder(
     method: str, work: str | os.PathLike[str] | None, training: TrainOptions | None, output: Path | None
 ) -> Path | None:
-    """The folder of a training, or None for other methods. Without torch nothing else is begun."""
+    """Returns the folder of a training, or None for other methods. Fails early without torch."""
     if method != "train":
         if work is not None or training is not None:
             raise UserError(f"`work` is for method=train, and the method is {method}")
@@ -292,7 +291,7 @@ def _work_folder(
     import hotcold.training.libraries  # noqa: F401
 
     if work is None and output is None:
-        raise UserError("`work` is None: name a folder for what the training has so far, or an `output`")
+        raise UserError("`work` is None: give a folder for the state of the training, or an `output`")
     return Path(work or f"{output}.work")
 
 
@@ -301,23 +300,22 @@ def _check_experts(path: Path) -> None:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
     if config.experts is not None:
         seen = f"{printable(path.name)} has {config.experts.count} experts in a layer"
-        raise UserError(f"{seen}: trained predictors are taken of layers without experts; use `method=svd`")
+        raise UserError(f"{seen}: training needs layers without experts; use `method=svd`")
 
 
 def _check_layers(model: LoadedModel, method: str) -> None:
     config = model.config
     if config.whole:  # only some zeros, which depend on more than a neuron's own rows
-        raise UserError(f"{config.whole}: no neuron can be predicted by itself")
+        raise UserError(f"{config.whole}: no neuron can be predicted")
     if method != "svd" and not all(config.neurons):
         seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
-        raise UserError(f"{seen}: predictors of the others can be made by `method=svd` alone")
+        raise UserError(f"{seen}: only `method=svd` can make predictors for the others")
 
 
 def _windows(
     model: LoadedModel, texts: Sequence[str], tokens: int, length: int, *, special: bool = False
 ) -> tuple[Windows, Windows]:
-    """Windows to fit to, four fifths of ``tokens``, spread over the text; and all windows that are held out.
-
+    """Returns ``tokens`` of windows, spread over the text: four fifths to fit to; and all held-out windows.
     These are the second text, or the last fifth of one text."""
     fit_to, *more = (text_windows(model.tokenizer, text, length, special=special) for text in texts)
     if more:
@@ -331,7 +329,8 @@ def _windows(
 
 
 def _judges(windows: Windows, tokens: int, length: int) -> Windows:
-    """Windows with so many tokens, in an order in which the first ones already stand for the whole text."""
+    """Returns windows with this number of tokens, in an order in which the first ones represent the whole
+    text."""
     order = np.random.default_rng(0).permutation(len(windows))
     return [windows[at] for at in order[: max(1, tokens // (length - 1))]]
 
@@ -372,7 +371,8 @@ def _measured(
     progress: Progress | None,
     svd: Sequence[Fitted] | None = None,
 ) -> FittedPredictor:
-    """The best predictor of each layer, with what all together cost and gain. ``svd`` is measured, too."""
+    """Returns the best predictor of each layer, with the cost and the gain of all together. ``svd`` is
+    measured, too."""
     with closing(model.session("exact")) as exact:
         compared = None
         if svd is not None:
@@ -401,8 +401,8 @@ def _compared(
     judges: Windows,
     progress: Progress | None,
 ) -> Comparison:
-    """Measures predictors in a file that is deleted: the output appears at the end, so that a run that was
-    killed can continue."""
+    """Measures predictors in a temporary file: the output appears only at the end, so that an interrupted run
+    can continue."""
     model = exact.model
     fits = [each.fit if each else _NO_FIT for each in fitted]
     tensors = [each and each.tensors for each in fitted]
@@ -474,7 +474,7 @@ def _speed(exact: Session, predicted: Session) -> Speed:
     def round(seed: int) -> list[float]:
         return [measure(engine, prompt, [length], None, seed=seed).tok_s or 1 for engine in engines]
 
-    round(0)  # warms memory and threads
+    round(0)  # warms up memory and threads
     rounds = [round(seed) for seed in range(1, _ROUNDS + 1)]
     ratios = [after / before for before, after in rounds]
     return Speed(

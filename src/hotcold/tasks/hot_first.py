@@ -1,6 +1,5 @@
-"""Writes a sparse model of experts with each expert's neurons in the order in which they fire, so that cold
-ones can stay in the file (`ram_budget`), and says before what that is worth. A predictor beside the model
-goes along."""
+"""Writes a sparse MoE model with each expert's neurons sorted by activity, so that cold ones can stay in the
+file (`ram_budget`), and first reports the expected gain. A predictor next to the model is sorted, too."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -37,14 +36,14 @@ from hotcold.version import __version__
 
 @dataclass(frozen=True)
 class HotFirstWorth:
-    """Bytes of a model's file that a token is expected to read under a budget that holds half of the experts.
-    ``str()`` gives what ``hotcold convert`` prints."""
+    """Bytes that a token is expected to read from a model's file under a budget for half of the experts.
+    ``str()`` gives the line that ``hotcold convert`` prints."""
 
     budget_bytes: int
     expert_bytes_per_token: float | None  #: whole experts; None: two of each layer do not fit
     row_bytes_per_token: float | None  #: rows of single neurons; None: not even the gates fit
-    rows_per_token: float | None  #: such neurons
-    unit: str = ""  #: which they are
+    rows_per_token: float | None  #: number of these neurons
+    unit: str = ""  #: which neurons these are
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``."""
@@ -57,8 +56,8 @@ class HotFirstWorth:
         if rows is not None and self.rows_per_token is not None:
             after = f"{size(round(rows))} of {self.rows_per_token:.0f} {self.unit or 'neurons'}"
         return (
-            f"a budget of {size(self.budget_bytes)}, room for half of the experts: a token reads of the disk "
-            f"{before} as whole experts, {after} with hot neurons first (expected)"
+            f"with {size(self.budget_bytes)} of memory for half of the experts a token is expected to read "
+            f"from the disk: {before} as whole experts, {after} with hot neurons first"
         )
 
 
@@ -71,11 +70,11 @@ def hot_first(
     told: Callable[[HotFirstWorth], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Rewritten, HotFirstWorth]:
-    """Writes ``output``, a file of the same model, and its profile beside it; ``told`` hears what it is worth
-    before that. ``profile`` is a file of :func:`hotcold.profile`. If a predictor lies beside ``model``, one
-    for ``output`` is written, too, and the rows of a neuron lie side by side there.
+    """Writes ``output``, a file of the same model, and its profile next to it; ``told`` gets the expected
+    gain before. ``profile`` is a file of :func:`hotcold.profile`. If a predictor is next to ``model``, its
+    sorted copy is written next to ``output``, whose file then stores the rows of a neuron together.
 
-    UserError: the profile or the predictor is another model's, or the neurons cannot change places."""
+    UserError: the profile or the predictor belongs to another model, or the neurons cannot be reordered."""
     source, new = Path(model), Path(output)
     beside, named = new.with_suffix(".profile.gguf"), source.with_suffix(".predictor.gguf")
     predictor = named if named.exists() else None
@@ -86,7 +85,7 @@ def hot_first(
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         if config.experts is None or config.whole:
             raise UserError(
-                f"{source.name}: neurons lie hot first in models of experts whose gates give zeros"
+                f"{source.name}: hot neurons can be stored first only in MoE models whose gates give zeros"
             )
         check_tensors(file, config, predictor_names(file))
         sizes = sizes_of_file(file, config, BatchLimits.from_context(PAGE, 1, CHUNK), "f16")
@@ -142,7 +141,7 @@ def _move_predictor(
 def _worth(
     file: GGUFFile, config: Config, profile: Profile, predictor: PredictorFacts | None
 ) -> HotFirstWorth:
-    """``profile`` has the neurons in the new order."""
+    """Returns the expected gain; ``profile`` has the neurons in the new order."""
     sparsity = "exact" if predictor is None else "predicted"
     all_of_it = plan_memory(file, {"ram_budget": 1 << 60, "sparsity": sparsity}).experts
     assert all_of_it is not None
@@ -163,7 +162,7 @@ def _worth(
     hot = HotNeurons.fit(budget, bill, file, config, profile, named or ())
     if hot is None:
         return HotFirstWorth(budget, whole, None, None)
-    if predictor is not None:  # then rows of a neuron will lie side by side
+    if predictor is not None:  # then the rows of a neuron are stored together
         hot = replace(hot, reads=tuple(min(1, n) for n in hot.reads))
     cold = hot.cold_per_token(profile)
     read = sum(hot.disk_bytes(layer, n) for layer, n in enumerate(cold))

@@ -75,7 +75,7 @@ def imatrix(
         special: whether names of control tokens in the text become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
-        progress: is told of the phases ``loading`` and ``windows``.
+        progress: gets the phases ``loading`` and ``windows``.
 
     Down matrices whose rows lie by neuron are left out: each row has one input, so all of its weights count
     alike.

@@ -23,7 +23,7 @@ class Perplexity:
 
     value: float
     error: float | None  #: standard error; None for one token
-    tokens: int  #: that were predicted
+    tokens: int  #: number of predicted tokens
     windows: int
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ def perplexity(
     progress: Progress | None = None,
     **options: Unpack[ModelOptions],
 ) -> Perplexity:
-    """Measures the perplexity of a text, of which each token is computed as in decoding.
+    """Measures the perplexity of a text; each token is computed as in decoding.
 
     >>> print(hotcold.perplexity(Path("text.txt"), "model.gguf", chunks=2))
 
@@ -50,7 +50,7 @@ def perplexity(
         model: a GGUF file, or what was loaded from one; None is the built-in model.
         chunks: how many windows to take, the first ones; None takes all.
         special: whether names of control tokens in the text become these tokens.
-        progress: is told of the phases ``loading`` and ``windows``.
+        progress: gets the phases ``loading`` and ``windows``.
         options: as in :class:`LLM`, for a model that is not loaded yet.
 
     UserError: a value is not allowed, the text is shorter than a window, or loading fails."""

@@ -1,6 +1,5 @@
-"""Trains the predictors of a model, layer by layer, in a folder from which a run that was killed goes on.
-
-Needs torch (the extra `[train]`), so fitting.py imports this where a user asks for it."""
+"""Trains the predictors of a model, layer by layer, in a folder from which an interrupted run continues.
+Needs torch (the extra `[train]`), so fitting.py imports it only on demand."""
 
 import hashlib
 import json
@@ -30,10 +29,10 @@ from hotcold.training.work_folder import WorkFolder
 
 Windows = list[list[int]]
 
-_CHECKED = 8  # one window of so many is not learned, but checks what was
+_CHECKED = 8  # one of this number of windows checks the training
 _MOST_JUDGED = 8192  # tokens of the check part, and of the held-out text: their neurons are in memory
 _STATE_FLOATS = 5  # numbers that the states of the training have for each parameter
-_FORMAT = 2  # of the folder; another one refuses it
+_FORMAT = 2  # version of the folder; other versions refuse it
 
 
 def trained(
@@ -81,7 +80,7 @@ def trained(
 
 @contextmanager
 def _named(folder: Path, layer: int) -> Iterator[None]:
-    """Errors say which layer they are about, and that the folder goes on."""
+    """Adds the layer to errors, and the hint that the folder continues."""
     try:
         yield
     except PredictorError:
@@ -90,12 +89,12 @@ def _named(folder: Path, layer: int) -> Iterator[None]:
         raise UserError(f"layer {layer}: {error}") from None
     except OSError as error:
         raise UserError(
-            f"{folder}: {error.strerror}: make room and repeat the command, which goes on"
+            f"{folder}: {error.strerror}: free some space and repeat the command, which continues"
         ) from None
 
 
 def _parted(windows: Windows) -> tuple[Windows, Windows]:
-    """Windows to check with, and windows to learn. They are cut from one text, and share nothing."""
+    """Returns windows to check with, and windows to learn. They are from one text, and share nothing."""
     every = min(_CHECKED, len(windows))
     check = windows[every - 1 :: every]
     if every < 2:
@@ -111,7 +110,8 @@ def _facts(
     texts: tuple[Windows, ...],
     threads: int | None,
 ) -> dict[str, Any]:
-    """Everything on which the weights depend. A smaller rate goes on from where a larger one failed."""
+    """Returns everything on which the weights depend, except the rate: a smaller one continues a failed
+    run."""
     settings = {"recall": options.target, "type": options.stored_type, "max_share": options.max_share}
     own = asdict(training)
     del own["rate"]
@@ -121,7 +121,7 @@ def _facts(
 
 
 def _bytes(model: LoadedModel, options: FitOptions, texts: tuple[Windows, ...]) -> int:
-    """An upper bound of what the folder takes."""
+    """Returns an upper bound of the folder's size."""
     config = model.config
     tokens = [sum(len(window) - 1 for window in windows) for windows in texts]
     inputs = input_bytes(model, {"normed"}, sum(tokens))

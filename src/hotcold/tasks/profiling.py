@@ -1,4 +1,4 @@
-"""Counts how often each neuron of a model fires on a text; every token is computed as in decoding."""
+"""Counts how often each neuron of a model is active on a text; every token is computed as in decoding."""
 
 import os
 from collections.abc import Sequence
@@ -34,16 +34,17 @@ LONGEST_WINDOW = 512  #: default limit of a window, in positions
 
 @dataclass(frozen=True)
 class ModelProfile(Profile):
-    """How often each neuron of a model fires; ``str()`` gives the lines that ``hotcold profile`` prints."""
+    """How often each neuron of a model is active; ``str()`` gives the lines that ``hotcold profile``
+    prints."""
 
     model: str
     fingerprint: str  #: the model's
     tokens: int | None  #: how many tokens were counted; None for imported counts
-    #: by name, a share per layer. ``active``: of neurons that fire, on average. ``hottest_fifth``: of firings
-    #: that the most active fifth has. ``overlap``: of a token's neurons that fired for the last one, too.
-    #: ``union_2`` to ``union_64``: of neurons that fire in so many tokens. With experts, ``most_chosen`` and
-    #: ``least_chosen``: of tokens that choose the most and the least chosen expert; ``kept_experts``: of a
-    #: token's experts that the last one chose, too
+    #: by name, a share per layer. ``active``: of active neurons, on average. ``hottest_fifth``: of
+    #: activations in the most active fifth. ``overlap``: of a token's active neurons that were active for the
+    #: previous one, too. ``union_2`` to ``union_64``: of neurons that are active in 2 to 64 tokens. With
+    #: experts, ``most_chosen`` and ``least_chosen``: of tokens that choose the most and the least chosen
+    #: expert; ``kept_experts``: of a token's experts that the previous token chose, too
     columns: dict[str, list[float]] = field(repr=False)
     setup: Setup | None  #: how the model ran; None for imported counts
 
@@ -55,7 +56,7 @@ class ModelProfile(Profile):
         write_profile(Path(path), self, facts | self.columns)
 
     def picture(self) -> str:
-        """An SVG: how often the neurons of each layer fire, the most active first."""
+        """Returns an SVG: how often the neurons of each layer are active, the most active first."""
         return power_law_picture(self.model, self.firing)
 
     def report(self) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class ModelProfile(Profile):
             shares = (f"{share:{width}.1%}" for share, width in zip(row, widths, strict=True))
             lines.append(f"{layer:5}" + "".join(shares))
         if self.tokens is not None:
-            lines.append("overlap: of a token's neurons, fired for the last one too; in N: in N tokens")
+            lines.append("overlap: also active for the previous token; in N: active for one of N tokens")
         return "\n".join(lines)
 
 
@@ -91,7 +92,7 @@ def profile(
     output: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ModelProfile:
-    """Counts for how many tokens of a text each neuron of a model fires.
+    """Counts for how many tokens of a text each neuron of a model is active.
 
     >>> found = hotcold.profile("model.gguf", Path("text.txt"), tokens=8192, output="model.profile.gguf")
 
@@ -106,7 +107,7 @@ def profile(
         special: whether names of control tokens in the text become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write the profile to; None writes nothing.
-        progress: is told of the phases ``loading`` and ``windows``.
+        progress: gets the phases ``loading`` and ``windows``.
 
     With experts it also counts how often each is chosen, and only that if the activation gives no zeros.
 
@@ -114,7 +115,7 @@ def profile(
     not fit the model."""
     to_write = None if output is None else new_file(output)
     if (text is None) == (counts is None):
-        raise UserError("a text and counts: give one of them")
+        raise UserError("a text or counts are needed: give one of them")
     tokens = None if tokens is None else whole("tokens", tokens, 1)
     source = source_of(model)
     with open_gguf(file_of(source)) as file:
@@ -157,7 +158,7 @@ def _count(
     progress: Progress | None,
     special: bool,
 ) -> tuple[Firings, Setup]:
-    """Runs the model over the text and counts firings."""
+    """Runs the model over the text and counts active neurons."""
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
     more: dict[str, Any] = {"sparsity": mode, "gpu": OFF, "state_copies": 0, "draft_max": 0}
@@ -188,7 +189,7 @@ def _count(
 
 
 def window_length(most: int, asked: int | None) -> int:
-    """Positions of a window if the model has ``most``. UserError: more were asked for."""
+    """Returns the positions of a window of a model with ``most``. UserError: the user asked for more."""
     if asked is None:
         return min(most, LONGEST_WINDOW)
     if asked == 0:
@@ -199,7 +200,7 @@ def window_length(most: int, asked: int | None) -> int:
 
 
 def _skew(firing: Sequence[npt.NDArray[Any]]) -> dict[str, list[float]]:
-    """Returns, by layer, the mean share of neurons that fire, and the share of firings of the most active
+    """Returns, by layer, the mean share of active neurons, and the share of activations in the most active
     fifth."""
     hottest = [np.sort(each)[-(len(each) // 5) :].sum() / (each.sum() or 1) for each in firing]
     active = [float(each.sum()) / max(1, each.size) for each in firing]

@@ -1,5 +1,5 @@
-"""Plans how much of a model of experts a budget of RAM holds, and what a token is expected to read of the
-file besides."""
+"""Plans how much of an MoE model a budget of RAM holds, and what a token is expected to read from the
+file."""
 
 import os
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ class RAMPlan:
 
     model: str
     context: int  #: positions
-    routing: str  #: where the experts' shares come from
+    routing: str  #: source of the experts' shares
     expert_cache: ExpertCachePlan | HotNeurons
-    #: of the experts that tokens choose, or of the neurons that fire: the part that is in memory
+    #: the part in memory of the experts that tokens choose, or of active neurons
     hit_share: float
-    missed_per_token: float  #: the others, which a token reads
+    missed_per_token: float  #: the others, which a token reads from the file
     disk_bytes_per_token: float
 
     def report(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class RAMPlan:
                 f"{'':<12}{expert_cache.fitting}, {expert_cache.share:.1%} of the experts' bytes",
                 "",
                 f"{'predicted':<12}{self.hit_share:.1%} of the {expert_cache.unit} are in memory",
-                f"{'':<12}{self.missed_per_token:.2f} are missed per token, which reads {read} of the file",
+                f"{'':<12}{self.missed_per_token:.2f} per token are not, which reads {read} from the file",
                 f"{'speed':<12}hotcold bench with `ram_budget={budget}` measures it",
             ]
         )
@@ -119,7 +119,7 @@ def plan_ram(
     return RAMPlan(
         model=sizes.name,
         context=memory.request.context,
-        routing="all experts are chosen alike (assumed)" if given.routing is None else given.source,
+        routing="all experts chosen equally often (assumed)" if given.routing is None else given.source,
         expert_cache=expert_cache,
         hit_share=1 - sum(missed) / max(chosen, 1e-9),
         missed_per_token=sum(missed),
@@ -128,13 +128,13 @@ def plan_ram(
 
 
 def expected_misses(expert_cache: ExpertCachePlan, config: Config, profile: Profile) -> list[float]:
-    """Counts, by layer, the experts that a token chooses and that are not in memory, on average."""
+    """Returns, by layer, the mean number of experts that a token chooses and that are not in memory."""
     shares = routing_shares(config, profile)
     return [mean(missed_experts(expert_cache, layer, profile, each)) for layer, each in enumerate(shares)]
 
 
 def routing_shares(config: Config, profile: Profile) -> list[Floats]:
-    """By layer, the share of tokens that choose each expert; all alike where that was not counted."""
+    """Returns, by layer, the share of tokens that choose each expert; equal shares without a count."""
     experts = config.experts
     assert experts is not None
     alike: list[Floats] = [
@@ -149,8 +149,8 @@ def routing_shares(config: Config, profile: Profile) -> list[Floats]:
 
 
 def missed_experts(expert_cache: ExpertCachePlan, layer: int, profile: Profile, shares: Floats) -> Floats:
-    """The share of tokens that miss 0, 1, 2, ... of a layer's experts: as the profile's text did, where the
-    profile has the experts that its tokens chose, else with tokens that choose by ``shares`` alone."""
+    """Returns the share of tokens that miss 0, 1, 2, ... of a layer's experts. If the profile has the choices
+    of its tokens, they are replayed, else tokens choose by ``shares`` independently."""
     slots = expert_cache.slots[layer]
     if not expert_cache.unit_bytes[layer] or slots == expert_cache.experts:
         return np.ones(1)
@@ -161,8 +161,8 @@ def missed_experts(expert_cache: ExpertCachePlan, layer: int, profile: Profile, 
 
 
 def _steadied(shares: Floats, tokens: int | None) -> Floats:
-    """Shares of so many tokens, nearer to their mean by what chance alone has spread them: the hottest of a
-    short text are not as hot in another."""
+    """Returns shares of this number of tokens, moved towards their mean by the spread of chance: the hottest
+    experts of a short text are less hot in another text."""
     found: Floats = np.asarray(shares, np.float64)
     spread, mean = float(found.var()), float(found.mean())
     if tokens is None or not spread:

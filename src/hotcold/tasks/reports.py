@@ -15,7 +15,7 @@ class Setup:
 
     sparsity: str  #: the mode in force
     notes: tuple[str, ...]  #: what ``auto`` chose and why, and what ran in a slower way
-    details: tuple[str, ...]  #: the last of them, which commands print with --verbose alone
+    details: tuple[str, ...]  #: the last of these notes, printed only with --verbose
     threads: int | None  #: None if the backend has no pool
     context: int  #: positions per sequence
     cache_type: str

@@ -41,7 +41,7 @@ def cut_windows(ids: Sequence[int], size: int, bos: int | None) -> list[list[int
 
 
 class _Scoring:
-    """One window that is being scored: the session is in use until its iterator ends or is closed."""
+    """One window that is scored: the session is in use until its iterator ends or is closed."""
 
     def __init__(self, cache: PagePool) -> None:
         self._cache = cache

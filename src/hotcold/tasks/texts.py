@@ -1,4 +1,4 @@
-"""Reads texts and checks files to write, so that mistakes are found before anything is computed."""
+"""Reads texts and checks files to write, so that mistakes are found before any computation."""
 
 import codecs
 import os
@@ -27,8 +27,8 @@ def read_text(path: Path | None) -> str:
 
 
 def text_of(text: str | Path) -> str:
-    """A text itself, or the text of a file. UserError: a string looks like a file's name, and would silently
-    count as a text of about three words; others as in :func:`read_text`."""
+    """Returns a text itself, or the text of a file. UserError: a string looks like the name of a file, and
+    would silently count as a text of a few words; others as in :func:`read_text`."""
     if isinstance(text, Path):
         return read_text(text)
     if not isinstance(text, str):
@@ -39,7 +39,7 @@ def text_of(text: str | Path) -> str:
 
 
 def new_file(path: str | os.PathLike[str]) -> Path:
-    """The path of a file to write. UserError: it exists, or could not be made."""
+    """Returns the path of a file to write. UserError: it exists, or could not be created."""
     found = Path(path)
     if found.exists() or not found.parent.is_dir():
         why = "this file exists" if found.exists() else f"there is no folder {found.parent}"

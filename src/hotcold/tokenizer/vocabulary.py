@@ -117,9 +117,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     notes = [*defaults.notes]
     declared = _types(metadata, tokens)
     if declared is None:
-        notes.append(
-            f"the file has no {PREFIX}token_type: which tokens are special is guessed by their names"
-        )
+        notes.append(f"the file has no {PREFIX}token_type: special tokens are recognised by their names")
     # Types are optional: the spelling shows byte tokens, and the special ids are marked below.
     types = _by_spelling(tokens) if declared is None else declared
     ids = _ids(metadata, tokens, notes)
@@ -135,7 +133,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         tokens, _of_types(types, TokenType.CONTROL), ids, _more_ends(metadata, len(tokens), notes)
     )
     if not ends.stops:
-        notes.append("no token of the vocabulary ends a text: answers end where their length does")
+        notes.append("no token of the vocabulary ends a text: answers end at their length limit")
     # A user's text must never become one of these, whatever type the file gives them.
     for id in ends.reserved if bos is None else (bos, *ends.reserved):
         if not (defaults.ends_in_text and types[id] == TokenType.NORMAL):
@@ -244,7 +242,7 @@ def _ids(metadata: Mapping[str, Any], tokens: Sequence[str], notes: list[str]) -
             ids[name] = value
         else:
             seen = f"{key} is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}"
-            notes.append(f"{seen}; the key is passed over")
+            notes.append(f"{seen}; the key is ignored")
     return ids
 
 
@@ -256,9 +254,7 @@ def _more_ends(metadata: Mapping[str, Any], size: int, notes: list[str]) -> list
         raise TokenizerError(f"{MORE_ENDS} is {shown(value)}: an array of token ids is needed")
     ids: list[int] = value.tolist()
     if beyond := [id for id in ids if not 0 <= id < size]:
-        notes.append(
-            f"{MORE_ENDS} has {beyond[0]}: the {size} tokens have the ids 0 to {size - 1}; passed over"
-        )
+        notes.append(f"{MORE_ENDS} has {beyond[0]}: the {size} tokens have the ids 0 to {size - 1}; ignored")
     return [id for id in ids if 0 <= id < size]
 
 
@@ -269,7 +265,7 @@ def _adds(
     adds = flag(metadata, key, default=default and id is not None)
     if adds and id is None:
         if f"{PREFIX}{which}_token_id" in metadata:
-            notes.append(f"no {which.upper()} is added to texts, since the file's is no token")
+            notes.append(f"no {which.upper()} is added to texts, since the id in the file is not a token")
             return False
         raise wrong(key, f"is true: the file needs {PREFIX}{which}_token_id too")
     if adds and PREFIX + key not in metadata:

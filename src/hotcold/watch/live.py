@@ -69,7 +69,7 @@ class Picture:
         model = session.model
         gpu = ", ".join(each.gpu.name for each in model.on_gpus)
         if model.gpus and not gpu:
-            gpu = f"{model.gpus[0].name}, in a GPU's place"
+            gpu = f"{model.gpus[0].name}, instead of a GPU"
         layout, notes = shown_map(model).layout, tuple(session.notes)
         return cls(layout, memory_use(session), session.sparsity, model.threads, gpu, notes)
 
@@ -87,7 +87,7 @@ class Live:
             try:
                 self.watched = session.watched(strongest=layout.unit == "strongest")
             except GPUMemoryError as error:
-                self.note = f"which neurons fire cannot be shown, only figures: {error}"
+                self.note = f"the active neurons cannot be shown, only figures: {error}"
         # Tokens of one frame. A GPU is asked for the masks of each layer: less often.
         self.most = 1 if session.model.on_gpus else max(1, _MOST_BYTES // max(1, self.map.nbytes))
 
