@@ -1,6 +1,6 @@
 """The pages for readers: short sentences, plain words, and paragraphs without ragged lines.
 
-docs/log.md is exempt, since it is history. The pages of docs/design are held to plain words only."""
+docs/log.md is exempt, since it is history."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from support.prose import avoided, paragraphs, plain, ragged
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "log.md"),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name != "log.md"),
 ]
-DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
 MOST_WORDS = 30
 WIDTH = 100
 
@@ -90,7 +89,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *DESIGN], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -28,7 +28,7 @@ EXTRAS = {
     "convert": Extra(_CONVERT, "hotcold convert"),
     "train": Extra(_TRAIN, "training"),
     "ray": Extra(_RAY, "examples/ray_serve.py"),
-    "bench": Extra(("llama_cpp",), "benchmarks beside llama.cpp"),
+    "bench": Extra(("llama_cpp",), "benchmarks against llama.cpp"),
     "test": Extra(_TEST, "the tests"),
     "test-full": Extra(tuple(dict.fromkeys((*_TEST_FULL, *_RAY, *_TRAIN))), "all tests"),
     "test-instructor": Extra(("httpx", "hypothesis", "instructor", "pytest"), "the tests of a client"),

@@ -98,7 +98,7 @@ def test_generate_is_that_of_llm(llm: LLM) -> None:
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"stop": ""}, "stop holds"),
         ({"deadline_s": -1}, "deadline_s is -1"),
-        ({"constraint": lambda output: None}, "constraint cannot cross"),
+        ({"constraint": lambda output: None}, "AsyncLLM takes no constraint"),
         ({"logprobs": 21}, "logprobs is 21"),
     ],
 )

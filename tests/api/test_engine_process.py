@@ -135,7 +135,7 @@ def test_an_engine_process_that_is_not_understood_is_ended() -> None:
             protocol = engine.front._transport.get_protocol()
             assert isinstance(protocol, asyncio.SubprocessProtocol)
             protocol.pipe_data_received(1, b"no message at all")
-            with pytest.raises(RequestError, match="not understood") as caught:
+            with pytest.raises(RequestError, match="invalid message") as caught:
                 async for _ in stream:
                     pass
             assert caught.value.code == "engine_failed" and engine.status == "failed"

@@ -98,22 +98,22 @@ def test_token_ids_are_taken_as_they_are(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (3, "a prompt is of type int: a text, token ids, or a list of these is needed"),
-        (b"Once", "a prompt is of type bytes"),
-        ({1, 2}, "a prompt is of type set"),
-        ([1.5, 2], "the prompt holds float64: token ids, whole numbers, are needed"),
-        ([True], "the prompt holds bool"),
-        (np.ones(3), "the prompt holds float64"),
-        (np.ones((2, 2), int), "the prompt holds int64 in 2 dimensions"),
-        ([2**70], "the prompt holds object"),
-        ([1, [2]], "the prompt holds object: token ids"),
-        ([1, "a"], "the prompt holds <U21: token ids"),
-        ([1, 4096], "the prompt names token 4096: allowed are the ids 0 to 4095"),
-        ([-1], "the prompt names token -1"),
+        (3, "a prompt has the type int: a text, token ids, or a list of these is needed"),
+        (b"Once", "a prompt has the type bytes"),
+        ({1, 2}, "a prompt has the type set"),
+        ([1.5, 2], "the prompt is an array of float64: a flat array of integer token ids is needed"),
+        ([True], "the prompt is an array of bool"),
+        (np.ones(3), "the prompt is an array of float64"),
+        (np.ones((2, 2), int), "the prompt is an array of int64 with 2 dimensions"),
+        ([2**70], "the prompt is an array of object"),
+        ([1, [2]], "the prompt is an array of object: a flat array"),
+        ([1, "a"], "the prompt is an array of <U21: a flat array"),
+        ([1, 4096], "the prompt has token 4096: allowed are the ids 0 to 4095"),
+        ([-1], "the prompt has token -1"),
         (np.array([], int), "the prompt has no tokens"),
-        (["a", 3], "a prompt is of type int: a text, token ids, or a list of these is needed"),
-        ([["a"], "b"], "a prompt in a list is a list: a text or a sequence of token ids is needed"),
-        ([None], "a prompt is of type NoneType"),
+        (["a", 3], "a prompt has the type int: a text, token ids, or a list of these is needed"),
+        ([["a"], "b"], "a list of prompts holds a list of texts: each prompt is a text or a flat"),
+        ([None], "a prompt has the type NoneType"),
         ("\ud800", "a lone surrogate"),
     ],
 )
@@ -180,7 +180,7 @@ def test_wrong_options_are_refused(llm: LLM) -> None:
     assert not any(name in str(caught.value) for name in PrivateOptions.__annotations__)
     with pytest.raises(ValueError, match=r"threads is 1\.5: a whole number is needed"):
         LLM(threads=1.5)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="threads is for loading, and the model is loaded already"):
+    with pytest.raises(UserError, match="threads is an option of loading, and the model is loaded already"):
         LLM(llm.model, threads=1)
 
 
@@ -270,7 +270,7 @@ def test_a_prompt_that_cannot_run_does_not_lose_the_others(llm: LLM) -> None:
     prompts: list[Any] = [PROMPT, "goat " * 400, "\ud800", [], [9999], PROMPT]
     done = llm.generate(prompts, max_tokens=9, seed=2)
     assert [each.finish_reason for each in done] == ["length", *["error"] * 4, "length"]
-    seen = ["context holds 256", "lone surrogate", "has no tokens", "names token 9999"]
+    seen = ["context holds 256", "lone surrogate", "has no tokens", "has token 9999"]
     assert all(words in str(each.error) for words, each in zip(seen, done[1:5], strict=True))
     assert [each.prompt_tokens for each in done] == [5, 0, 0, 0, 0, 5]
     assert all(each.text == "" and each.ids == () for each in done[1:5])

@@ -74,7 +74,7 @@ def test_the_models_template_is_used() -> None:
         prompt = f"{FOX[0]['content']}\nIn short.The answer:"
         assert answer.text == llm.generate(prompt, seed=1, max_tokens=20).text
         assert llm.template.template == TEMPLATE
-        with pytest.raises(UserError, match="tools is not for requests"):
+        with pytest.raises(UserError, match="tools is set by the server"):
             llm.chat(FOX, template_values={"tools": "x"})
     with pytest.raises(UserError, match="closed"):
         llm.chat(FOX)
@@ -85,7 +85,7 @@ def test_errors_come_before_the_first_piece(llm: LLM) -> None:
         llm.stream_chat([{"role": "hacker", "content": "x"}])
     with pytest.raises(UserError, match=r"tools\[0\] is"):
         llm.stream_chat(FOX, tools=[{"type": "function"}])
-    with pytest.raises(UserError, match="chat_template is not for requests"):
+    with pytest.raises(UserError, match="chat_template is set by the server"):
         llm.stream_chat(FOX, template_values={"chat_template": "x"})
     with pytest.raises(TypeError, match="unknown option 'max_length'"):
         llm.stream_chat(FOX, max_length=5)  # type: ignore[call-arg]

@@ -66,13 +66,13 @@ def test_what_templates_get() -> None:
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], r"content\[0\].text is 5"),
         ([{"role": "user", "content": "x", "name": 5}], r"messages\[0\].name is 5"),
         ([{"role": "user", "content": "x\ud800"}], "lone surrogate"),
-        ([USER | {"tool_calls": [1]}], "only assistants"),
-        ([{"role": "assistant", "tool_calls": "x"}], "in a list"),
+        ([USER | {"tool_calls": [1]}], "only the role assistant"),
+        ([{"role": "assistant", "tool_calls": "x"}], "a list is needed"),
         ([{"role": "assistant", "tool_calls": [5]}], r"tool_calls\[0\] is 5"),
         ([call([1])], r"arguments is \[1\]: an object as JSON"),
         ([call(5)], r"arguments is 5"),
-        ([call({"x": object()})], "no JSON"),
-        ([call({"x": float("nan")})], "no JSON"),
+        ([call({"x": object()})], "not valid JSON"),
+        ([call({"x": float("nan")})], "not valid JSON"),
         ([USER] * 10_001, "at most 10000"),
         ([{"role": "user", "content": "x" * (4 << 20)}], "at most 4194304"),
     ],
@@ -121,7 +121,7 @@ def deep(levels: int) -> Any:
         ([{"function": {"name": 5}}], r"tools\[0\] is "),
         ([TOOL] * 1001, "at most 1000"),
         ([{"function": {"name": "f", "parameters": deep(100_000)}}], "nested too deeply"),
-        ([{"function": {"name": "f", "parameters": {1, 2}}}], "no JSON"),
+        ([{"function": {"name": "f", "parameters": {1, 2}}}], "not valid JSON"),
     ],
 )
 def test_tools_that_are_refused(tools: Any, error: str) -> None:
@@ -137,7 +137,7 @@ def test_values_for_templates() -> None:
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "add_generation_prompt",
     "bos_token", "eos_token", "range", "raise_exception", "self", "loop", "documents"])  # fmt: skip
 def test_names_that_are_not_for_requests(name: str) -> None:
-    with pytest.raises(MessageError, match=f"{name} is not for requests"):
+    with pytest.raises(MessageError, match=f"{name} is set by the server"):
         check_values({name: "x"})
 
 

@@ -78,7 +78,7 @@ def test_stand_ins_occur_nowhere() -> None:
     found = stand_ins(["<|im|>", '" \\'], texts)
     assert found.plain == "<>im|" and found.marked == "".join(map(chr, range(0xE100, 0xE105)))
     everything = "".join(map(chr, [*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)]))
-    with pytest.raises(UserError, match="private characters"):
+    with pytest.raises(UserError, match="private-use characters"):
         stand_ins(["<|im|>"], [everything])
     assert stand_ins(["<|im|>"], [everything[:-5]]).marked == everything[-5:]
 

@@ -294,15 +294,15 @@ def tool(name: object, **more: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
-        ([tool("a", parameters={"type": "string"})], "no schema of type 'object'"),
-        ([tool("a", parameters="x")], "no schema of type 'object'"),
+        ([tool("a", parameters={"type": "string"})], "not a schema of type 'object'"),
+        ([tool("a", parameters="x")], "not a schema of type 'object'"),
         (
             [tool("a", parameters={"type": "object", "properties": {"p": {"type": "text"}}})],
             "the tool 'a': type at properties.p is 'text'",
         ),
         (
             [tool("a", parameters={"type": "object", "properties": {"p": {"not": {}}}}, strict=True)],
-            "the tool 'a': not at properties.p cannot be enforced: leave it out, or leave strict out",
+            "the tool 'a': not at properties.p cannot be enforced: remove it, or remove strict",
         ),
         ([tool("a", parameters={"type": "object", "title": "x" * 70_000})], "the tool 'a': .*65536"),
     ],

@@ -60,7 +60,7 @@ def test_a_prompt_of_any_length() -> None:
 def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "-p", "8", "-n", "4", "-r", "2"]) == 0
     out = capsys.readouterr().out
-    assert "prompt of 8: " in out and "generation of 4: " in out and "% of a step is Python's" in out
+    assert "prompt of 8: " in out and "generation of 4: " in out and "% of a step in Python" in out
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_commands(
         more = llm.generate(FOX + answers(FOX), seed=1, max_tokens=12).text
     assert out == first + more.removesuffix("\n") + "\n"
     ended = talk(monkeypatch, capsys, FOX, "/more", args=("-l", "2+40"), code=2)[1]  # ends at once
-    assert "the last answer is complete: ask for more in words" in ended
+    assert "the last answer is complete: write a message" in ended
     out, err = talk(monkeypatch, capsys, "/set n 5", "/set temp 0", FOX, "/set", "/set seed 3")
     assert out == answers(FOX, max_tokens=5, temperature=0.0).lstrip() + "\n"
     assert re.search(r"^temp +0.0$", err, re.MULTILINE) and re.search(r"^n +5$", err, re.MULTILINE)
@@ -122,13 +122,13 @@ def test_a_conversation_in_a_file(
     other.write_text('{"messages": [{"role": "hacker", "content": ""}]}')
     for line, error in (
         (f"/save {other}", "other.json exists already"),
-        (f"/load {other}", "is no conversation: messages[0].role is 'hacker'"),
-        (f"/load {tmp_path}", "is no file"),
-        (f"/load {Path(__file__)}", "is no conversation"),
+        (f"/load {other}", "is not a conversation: messages[0].role is 'hacker'"),
+        (f"/load {tmp_path}", "is not a file"),
+        (f"/load {Path(__file__)}", "is not a conversation"),
         ("/load", "name a file"),
         (f"/save {tmp_path / 'missing' / 'x'}", "cannot be"),
-        ("/save ~nobody-of-this-name/x", "~nobody-of-this-name names nobody's folder"),
-        ("/load ~nobody-of-this-name/x", "~nobody-of-this-name names nobody's folder"),
+        ("/save ~nobody-of-this-name/x", "~nobody-of-this-name is not a user of this machine"),
+        ("/load ~nobody-of-this-name/x", "~nobody-of-this-name is not a user of this machine"),
     ):
         assert error in talk(monkeypatch, capsys, line, code=2)[1], line
 
@@ -137,10 +137,10 @@ def test_a_conversation_in_a_file(
     ("line", "error"),
     [
         ("/hlep", "there is no command /hlep; did you mean /help?"),
-        ("/xyz 5", "there is no command /xyz: /help lists all"),
-        ("/undo", "there is nothing to take back"),
-        ("/retry", "there is nothing to answer yet"),
-        ("/more", "there is no answer to go on with"),
+        ("/xyz 5", "there is no command /xyz: /help lists the commands"),
+        ("/undo", "there is no message to take back"),
+        ("/retry", "there is no message to answer yet"),
+        ("/more", "there is no answer to continue"),
         ("/set n 0", "n is 0: allowed are"),
         ("/set n x", "n is 'x': a whole number is needed"),
         ("/set temp -1", "temperature"),
@@ -148,7 +148,7 @@ def test_a_conversation_in_a_file(
         ("/set top-k 1.5", "top-k is '1.5': a whole number is needed"),
         (f"/set n 1{'0' * 400}", f"n is 1{'0' * 39}: allowed are"),
         ("/set colour red", "there is no setting 'colour': allowed are temp, "),
-        ("fox " * 400, "the last message makes"),
+        ("fox " * 400, "the last message needs"),
     ],
 )
 def test_piped_input_ends_at_what_cannot_be_done(
@@ -193,9 +193,9 @@ def test_what_cannot_be_done_in_a_terminal_is_said_and_the_talk_goes_on() -> Non
         terminal.send("/hlep\n")
         terminal.wait_for("error: there is no command /hlep")
         terminal.send("/und\t\n")
-        terminal.wait_for("error: there is nothing to take back")
+        terminal.wait_for("error: there is no message to take back")
         terminal.send("/retry now\n")
-        terminal.wait_for("error: /retry stands alone: leave out 'now'")
+        terminal.wait_for("error: /retry takes no argument: leave out 'now'")
         terminal.send("/quit\n")
         assert terminal.end() == 0
 
@@ -228,7 +228,7 @@ def test_help_fits_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_a_wrong_folder_for_the_history(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["chat", "--history", str(tmp_path / "missing" / "h")]) == 2
-    assert "a file in a folder that exists is needed" in capsys.readouterr().err
+    assert "a file in an existing folder is needed" in capsys.readouterr().err
 
 
 def test_the_models_template(
@@ -338,15 +338,15 @@ def test_ctrl_c_at_the_prompt() -> None:
         screen.wait_for("\n> ")
         for _ in range(10):
             screen.process.send_signal(signal.SIGINT)
-            screen.wait_for("once more.*\n> ")
+            screen.wait_for("Ctrl-C again.*\n> ")
             screen.send("/system\n")
             screen.wait_for("no system message\n+> ")
         screen.send("some words")
         screen.wait_for("some words")
         screen.send("\x03")
-        assert "once more" not in screen.wait_for("\n> ")
+        assert "Ctrl-C again" not in screen.wait_for("\n> ")
         screen.process.send_signal(signal.SIGINT)
-        screen.wait_for("once more.*\n> ")
+        screen.wait_for("Ctrl-C again.*\n> ")
         screen.process.send_signal(signal.SIGINT)
         assert screen.end() == 0
 

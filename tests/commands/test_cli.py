@@ -160,7 +160,7 @@ def test_a_defect_is_not_taken_for_the_users_mistake(
     line = only_line(capsys)
     assert line.startswith(f"hotcold: internal error: {type(error).__name__}")
     assert ("a defect" in line) == bool(error.args)
-    assert line.endswith("(please report; `python -X dev -m hotcold` shows where)")
+    assert line.endswith("(please report it; `python -X dev -m hotcold` shows where)")
 
 
 @pytest.mark.parametrize(

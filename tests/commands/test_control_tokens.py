@@ -47,7 +47,7 @@ def test_tokens_and_the_note(
     for number, option in enumerate(((), ("--special",), ("--parse-special",))):
         named = (*output, tmp_path / f"{number}.out") if output else ()
         report, err = run(capsys, command, "-m", model, "-f", text, "-c", "16", *named, *option)
-        assert ("has names of control tokens (</s>), which are read as characters" in err) == (not option)
+        assert ("has names of control tokens (</s>), which are read as plain text" in err) == (not option)
         assert ("--special reads them" in err) == (not option)
         seen.append(report.get("tokens", report.get("judged_tokens")))
     if command != "fit-predictor":
@@ -64,7 +64,7 @@ def test_texts_that_are_given_to_a_model(
     counts = []
     for option in ((), ("--special",)):
         report, err = run(capsys, command, "-m", model, "-p", "a rose</s>", *limit, *option)
-        assert ("the text has names of control tokens (</s>), which are read as characters" in err) == (
+        assert ("the text has names of control tokens (</s>), which are read as plain text" in err) == (
             not option
         )
         counts.append(report["prompt_tokens"])

@@ -28,7 +28,7 @@ def test_the_summary_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixt
         "down_layout": "by_neuron",
         "type": "q4_0",
         "tensor_types": {"Q4_0": 22, "F32": 7, "Q8_0": 1},
-        "notes": ["output.weight is Q8_0, since the head decides every token"],
+        "notes": ["output.weight is Q8_0, since errors in the head change every token"],
     }
     assert "note: output.weight is Q8_0" in err and str(output) in err
     assert open_gguf(output).metadata["general.license"] == "mit"

@@ -54,7 +54,7 @@ def test_blocks_made_anew_are_told(capsys: pytest.CaptureFixture[str], tmp_path:
         capsys, str(model_path()), "-o", str(tmp_path / "a.gguf"), "--down", "by_output"
     )
     assert report["cost"] is None and report["requantised"] == 6
-    assert "note: the blocks of 6 down matrices were made anew: -f TEXT measures" in printed
+    assert "note: 6 down matrices were quantised again: -f TEXT measures" in printed
 
 
 def test_predictors_in_and_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -83,10 +83,10 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path
     for args, message in (
         ([model], "a GGUF file needs an output: hotcold convert IN.gguf OUT.gguf"),
         ([model, out, "-o", out], "two outputs"),
-        ([model, out, "--dense"], "--dense is for folders of checkpoints"),
-        ([model, out, "--name", "x"], "--name is for folders of checkpoints"),
-        ([folder, out, "--format", "gguf"], "--format is for GGUF files"),
-        ([folder, out, "-f", str(text)], "-f is for GGUF files"),
+        ([model, out, "--dense"], "--dense is only for a checkpoint folder"),
+        ([model, out, "--name", "x"], "--name is only for a checkpoint folder"),
+        ([folder, out, "--format", "gguf"], "--format is only for a GGUF file"),
+        ([folder, out, "-f", str(text)], "-f is only for a GGUF file"),
         ([model, out, "--format", "powerinfer"], "give --predictors"),
         ([str(text), out], "GGUF or PWRI is needed"),
         ([model, out, "--down", "by_output", "--type", "q9"], "--type: "),

@@ -121,7 +121,7 @@ def test_little_memory_is_said(
     """By a note where caches keep much of what fits, and where nothing can be measured. A file is not written
     without figures."""
     monkeypatch.setattr(doctor, "cache_bytes", lambda cpus: 1 << 20)
-    seen = "only 1.00 MiB were read by turns, as memory is short: the caches (1.00 MiB) keep much of it"
+    seen = "since memory is short: much of it fits in the caches (1.00 MiB)"
     assert seen in run()[1]
     monkeypatch.setattr(doctor, "buffer_bytes", buffer_bytes)
     monkeypatch.setattr(doctor, "available_memory", lambda: 40 << 20)
@@ -188,7 +188,7 @@ def test_a_damaged_cache_is_measured_anew(text: str, run: Doctor, tmp_path: Path
     cache.write_text(text)
     report, err = run()
     assert not report["from_cache"] and err.count("\n") == 1 + err.count("note: only")
-    assert "note: measured anew, as the cached figures are of no use: hardware '" in err
+    assert "note: measured anew, since the cached figures cannot be used: hardware '" in err
     assert run()[0]["from_cache"]
 
 
@@ -224,7 +224,7 @@ def test_another_machine_s_cache(run: Doctor) -> None:
     )
     report, err = run()
     assert not report["from_cache"] and report["hardware"]["name"] == first["hardware"]["name"]
-    assert "they are of 'a better one', and this is" in err
+    assert "they are from 'a better one', and this machine is" in err
 
 
 def test_a_cache_that_cannot_be_written(run: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,11 +84,11 @@ def test_devices_are_listed_and_the_usual_one_is_measured(has: Machine, run: Doc
         "GPU 0  *    Radeon RX 7900 XTX",
         "discrete, 8.00 GiB, 7.00 GiB free",
         "GPU 2       llvmpipe (LLVM 15.0.6, 256 bits)",
-        "software, 8.00 GiB, the processor's",
+        "software, 8.00 GiB, shared with the processor",
         "not usable: its driver has Vulkan 1.2, and 1.3 is needed: update it",
         "stream            700 GB/s ",
         "handshake          50 us   there and back, by submits",
-        "12 us   by a shader that waits",
+        "12 us   by a waiting shader",
     ):
         assert line in text
     found = report["hardware"]
@@ -109,7 +109,7 @@ def test_figures_are_kept_by_device_driver_and_version(has: Machine, run: Doctor
     has.devices[-1] = updated = replace(CARD, driver="driver 2.0")
     assert measured_hardware(updated) is None
     report, _, err = run()
-    assert not report["from_cache"] and "they are of " in err and "driver 1.0" in err
+    assert not report["from_cache"] and "they are from " in err and "driver 1.0" in err
 
 
 def test_plan_takes_what_was_measured(run: Doctor, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +122,7 @@ def test_plan_takes_what_was_measured(run: Doctor, capsys: pytest.CaptureFixture
 def test_a_form_of_the_handshake_that_does_not_work(has: Machine, run: Doctor) -> None:
     has.speed = replace(SPEED, link=replace(LINK, handshake_spin_s=None))
     report, text, _ = run()
-    assert "- us   by a shader that waits: does not work on this driver" in text
+    assert "- us   by a waiting shader: does not work with this driver" in text
     assert (report["hardware"]["handshake_s"], report["hardware"]["spins"]) == (50e-6, False)
     has.speed = replace(SPEED, link=replace(LINK, handshake_spin_s=60e-6))
     report, *_ = run("--again")
@@ -141,7 +141,7 @@ def test_off_and_none(has: Machine, run: Doctor) -> None:
     assert "GPU         not looked for (--gpu off)" in text and report["gpus"] == [] and not has.measured
     assert "not measured: GPU stream and masked rows, link, handshake" in text
     has.devices = [SOFTWARE]
-    assert "GPU         no GPU found but a software driver: --gpu NAME measures it" in run()[1]
+    assert "GPU         no GPU found, only a software driver: --gpu NAME measures it" in run()[1]
     has.devices, has.reason = [], "no GPU found: no Vulkan loader (libvulkan.so.1): " + 9 * "install it, "
     report, text, _ = run()
     assert "GPU         no GPU found: no Vulkan loader" in text and report["gpu_reason"] == has.reason

@@ -120,7 +120,7 @@ def test_of_a_model_without_zeros_nothing_is_said_until_it_is_asked_for(
 def test_the_end_of_the_context_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "-p", PROMPT, "-c", "20", "-n", "100", "--ignore-eos"]) == 0
     note, figures = capsys.readouterr().err.splitlines()
-    assert note == "note: stopped at the end of the context, 20 tokens (see -c)"
+    assert note == "note: stopped: the context of 20 tokens is full (-c sets a larger one)"
     assert figures.startswith("15 tokens, ")
 
 
@@ -234,7 +234,7 @@ def test_drafts_that_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     for line, message in (
         (["--draft-max", "16"], "'16' is not a whole number from 0 to 15"),
         (["--draft", str(tmp_path / "none.gguf")], "No such file"),
-        (["--draft", "8"], "'8' is no model file: --draft-max 8 bounds the guesses"),
+        (["--draft", "8"], "'8' is not a model file: --draft-max 8 limits the draft tokens"),
     ):
         assert main(["generate", "-p", PROMPT, *line]) == 2
         assert message in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_generate_says_what_ran_where(gpu: str, capsys: pytest.CaptureFixture[st
     (facts,) = on_gpu["gpus"]
     first, *_ = err.splitlines()
     assert first.startswith(f"note: GPU {facts['name']} ({facts['driver']}): {facts['layers']} of 6 layers")
-    assert "of 4MiB; handshakes by submits" in first and 0 < facts["layers"] < 6
+    assert "of 4MiB; synchronised by submits" in first and 0 < facts["layers"] < 6
     assert facts["planned_bytes"] <= facts["budget_bytes"] == 4 << 20 and facts["kind"] == "software"
 
 
@@ -58,7 +58,7 @@ def test_the_form_of_the_handshake_that_was_measured_to_be_faster(
     gpu = str(device_index(driver))
     found, err = report(capsys, *args, "--gpu", gpu, "--vram-budget", "3MiB")
     assert found["ids"] == report(capsys, *args, "--gpu", "off")[0]["ids"]
-    assert found["gpus"][0]["handshake"] == "spin" and "handshakes by a shader that waits" in err
+    assert found["gpus"][0]["handshake"] == "spin" and "synchronised by a waiting shader" in err
 
 
 def test_doctor_measures_a_device(

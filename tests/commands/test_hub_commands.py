@@ -67,7 +67,7 @@ def test_what_is_left_of_a_download_is_listed_and_removed(
     blobs.mkdir(parents=True)
     (blobs / "aa.incomplete").write_bytes(bytes(2048))
     assert cli.main(["list"]) == 0
-    assert "2.00 KiB" in (out := capsys.readouterr().out) and "own/fable: what is left of a download" in out
+    assert "2.00 KiB" in (out := capsys.readouterr().out) and "own/fable: unfinished" in out
     assert report(["remove", "own/fable"], capsys) == {"removed": [""], "bytes": 2048}
     assert not blobs.exists()
 
@@ -102,10 +102,10 @@ def test_wherever_a_model_is_given(
     [
         ("pull own/missing", "own/missing is not on the hub"),
         ("pull own/fable:Q4_0", "own/fable has no file of quantisation Q4_0: it has fable.gguf"),
-        ("pull own", "argument REPO[:FILE]: 'own' is no name of a model on the hub"),
+        ("pull own", "argument REPO[:FILE]: 'own' is not the name of a model on the hub"),
         ("pull own/fable:../x.gguf", "argument REPO[:FILE]: file '../x.gguf'"),
         ("remove own/fable", "hf:own/fable is not in the cache"),
-        ("generate -m hf:own", "argument -m/--model: 'hf:own' is no name of a model on the hub"),
+        ("generate -m hf:own", "argument -m/--model: 'hf:own' is not the name of a model on the hub"),
         ("generate -m hf:own/fable/x.gguf", "own/fable has no file 'x.gguf'"),
         ("info hf:own/other", "own/other is not on the hub"),
         ("tokenize -p a -m hf:own/fable@nothing", "own/fable has no revision 'nothing'"),

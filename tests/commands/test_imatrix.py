@@ -28,7 +28,7 @@ def test_a_file_and_a_line(capsys: pytest.CaptureFixture[str], text: Path, tmp_p
     captured = capsys.readouterr()
     line, report = captured.out.splitlines()
     assert captured.err == ""
-    assert f"{path}: inputs of 37 matrices over 128 tokens (windows of 64: 2), " in line
+    assert f"{path}: inputs of 37 matrices over 128 tokens (2 windows of 64), " in line
     parsed = json.loads(report)
     assert (parsed["matrices"], parsed["tokens"], parsed["chunks"], parsed["notes"]) == (37, 128, 2, [])
     found = read_imatrix(path)

@@ -209,7 +209,7 @@ def test_a_vocabulary_only_file(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     keys = {"tokenizer.ggml.pre": "default", "tokenizer.chat_template": "{{ messages }}"}
     write_gguf(tmp_path / "vocab.gguf", METADATA | keys, {})
     shown = values(info(capsys, tmp_path / "vocab.gguf"))
-    assert shown["parameters"] == "none: a vocabulary only"
+    assert shown["parameters"] == "none (a vocabulary without a model)"
     assert shown["tokenizer"] == "llama (default), 5 tokens, chat template"
     assert "down layout" not in shown
     named = {"tokenizer.chat_templates": ["rag", "tool_use"], "tokenizer.chat_template.rag": "{{ 1 }}"}
@@ -223,7 +223,7 @@ def test_states_of_sequences_are_told(capsys: pytest.CaptureFixture[str], tmp_pa
     path = write_hybrid(tmp_path / "lfm2.gguf", "lfm2")
     found = report(capsys, path)  # two inputs of 32 channels, float32, of a convolution of three
     assert (found["state_layers"], found["state_bytes"]) == (2, 2 * 2 * 32 * 4)
-    assert values(info(capsys, path))["states"] == "512 B a sequence (layers: 2)"
+    assert values(info(capsys, path))["states"] == "512 B per sequence (layers: 2)"
     assert "guesses" not in values(info(capsys, path))
     assert "states" not in values(info(capsys, model_path()))
 
@@ -286,7 +286,7 @@ def test_metadata_of_the_wrong_type_is_left_out(
 def test_a_block_that_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = write_hybrid(tmp_path / "plain.gguf", "qwen35")
     path = with_block(plain, tmp_path / "block.gguf", 1)
-    assert values(info(capsys, path))["guesses"] == "by 39.62 KiB of the file (blk.3)"
+    assert values(info(capsys, path))["guesses"] == "draft block blk.3, 39.62 KiB"
     lacking = changed(path, tmp_path / "lacking.gguf", {}, {"blk.3.nextn.enorm.weight": None})
     said = values(info(capsys, lacking))["guesses"]
-    assert said.startswith("blk.3 guesses tokens, and is left out: tensor blk.3.nextn.eno")
+    assert said.startswith("the draft block blk.3 is left out: tensor blk.3.nextn.eno")

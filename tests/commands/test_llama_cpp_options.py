@@ -35,23 +35,39 @@ def refusal(line: str) -> str:
 @pytest.mark.parametrize(
     ("line", "values", "note"),
     [
-        ("generate -n 4 -ngl 99", {"n_predict": 4, "gpu": None}, "-ngl 99 changes nothing: .*--vram-budget"),
-        ("generate --n-gpu-layers=all", {"gpu": None}, "--n-gpu-layers all changes nothing"),
-        ("serve -ngl 0", {"gpu": "off"}, "-ngl 0 is --gpu off here"),
-        ("chat -dev none", {"gpu": "off"}, "-dev none is --gpu off here"),
-        ("generate -fa -p x", {"prompt": "x"}, "-fa changes nothing"),
-        ("generate -fa on -p x", {"prompt": "x", "file": None}, "-fa on changes nothing"),
-        ("serve --jinja -fa -hf a/b:Q4_K_M", {"model": Path("hf:a/b:Q4_K_M")}, "-hf a/b:Q4_K_M is -m hf:a/b"),
-        ("bench -hf a/b", {"model": Path("hf:a/b")}, "-hf a/b is -m hf:a/b here"),
-        ("generate -st -no-cnv -s 3", {"seed": 3}, "-st changes nothing"),
-        ("generate -mg 0 -sm none", {"gpu": None}, "-mg 0 changes nothing: --gpu"),
-        ("generate --no-mmap --mlock -b 512 -ub 512 -tb 8", {"threads": None}, "--no-mmap changes nothing"),
-        ("generate --mirostat 0 --typical 1.0 --top-nsigma -1", {"top_k": None}, "--mirostat 0 changes"),
-        ("serve --cors-origins https://a.org", {"cors_origin": ["https://a.org"]}, "is --cors-origin https"),
-        ("chat -cnv --color auto -e", {"load": None}, "-cnv changes nothing: hotcold chat converses"),
-        ("generate --display-prompt", {"no_display_prompt": False}, "changes nothing: it is shown unless"),
-        ("chat --simple-io", {"plain": True}, "--simple-io is --plain here"),
-        ("perplexity -f t -ngl 99 -fa 1", {"file": Path("t")}, "-fa 1 changes nothing"),
+        ("generate -n 4 -ngl 99", {"n_predict": 4, "gpu": None}, "-ngl 99 has no effect: .*--vram-budget"),
+        ("generate --n-gpu-layers=all", {"gpu": None}, "--n-gpu-layers all has no effect"),
+        ("serve -ngl 0", {"gpu": "off"}, "-ngl 0 is read as --gpu off"),
+        ("chat -dev none", {"gpu": "off"}, "-dev none is read as --gpu off"),
+        ("generate -fa -p x", {"prompt": "x"}, "-fa has no effect"),
+        ("generate -fa on -p x", {"prompt": "x", "file": None}, "-fa on has no effect"),
+        (
+            "serve --jinja -fa -hf a/b:Q4_K_M",
+            {"model": Path("hf:a/b:Q4_K_M")},
+            "-hf a/b:Q4_K_M is read as -m hf:a/b",
+        ),
+        ("bench -hf a/b", {"model": Path("hf:a/b")}, "-hf a/b is read as -m hf:a/b"),
+        ("generate -st -no-cnv -s 3", {"seed": 3}, "-st has no effect"),
+        ("generate -mg 0 -sm none", {"gpu": None}, "-mg 0 has no effect: --gpu"),
+        ("generate --no-mmap --mlock -b 512 -ub 512 -tb 8", {"threads": None}, "--no-mmap has no effect"),
+        (
+            "generate --mirostat 0 --typical 1.0 --top-nsigma -1",
+            {"top_k": None},
+            "--mirostat 0 has no effect",
+        ),
+        (
+            "serve --cors-origins https://a.org",
+            {"cors_origin": ["https://a.org"]},
+            "is read as --cors-origin https",
+        ),
+        (
+            "chat -cnv --color auto -e",
+            {"load": None},
+            "-cnv has no effect: hotcold chat is for conversations",
+        ),
+        ("generate --display-prompt", {"no_display_prompt": False}, "has no effect: it is shown unless"),
+        ("chat --simple-io", {"plain": True}, "--simple-io is read as --plain"),
+        ("perplexity -f t -ngl 99 -fa 1", {"file": Path("t")}, "-fa 1 has no effect"),
     ],
 )
 def test_what_is_understood(line: str, values: dict[str, object], note: str) -> None:
@@ -64,18 +80,18 @@ def test_what_is_understood(line: str, values: dict[str, object], note: str) -> 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("generate -mg 1", "-mg of llama.cpp is not for `hotcold generate`: --gpu NAME|INDEX"),
+        ("generate -mg 1", "-mg of llama.cpp does not exist in `hotcold generate`: --gpu NAME|INDEX"),
         ("serve --api-key secret", "--api-key of llama.cpp .*--api-key-file FILE"),
         ("generate --mirostat 2", "--mirostat .*not supported"),
         ("generate --grammar-file x.gbnf", "--grammar-file .*docs/grammar.md"),
-        ("generate -cnv", "-cnv .*hotcold chat converses"),
+        ("generate -cnv", "-cnv .*hotcold chat is for conversations"),
         ("chat -st", "-st .*echo TEXT | hotcold chat"),
-        ("chat -p Hello", "-p of llama.cpp is not for `hotcold chat`"),
+        ("chat -p Hello", "-p of llama.cpp does not exist in `hotcold chat`"),
         ("serve -hff x.gguf", "-hff .*-m hf:OWNER/NAME/FILE.gguf"),
-        ("serve --cors-origins https://a,https://b", "once for each"),
+        ("serve --cors-origins https://a,https://b", "once for each origin"),
         ("generate --spec-type ngram", "--spec-type .*--draft-max N"),
-        ("generate -ngl", "-ngl needs a value, N"),
-        ("generate -ngl -fa", "-ngl needs a value, N"),
+        ("generate -ngl", "-ngl needs a value: N"),
+        ("generate -ngl -fa", "-ngl needs a value: N"),
         ("generate --jinja=1", "--jinja takes no value"),
         ("info -ngl 99", "unknown option '-ngl'"),
         ("pull -hf a/b", "unknown option '-hf'"),
@@ -140,7 +156,7 @@ def test_a_whole_line_runs(capsys: pytest.CaptureFixture[str]) -> None:
     line = "generate -p Once -n 4 -s 1 --temp 0 -ngl 99 -fa on -st -c 0 --no-mmap --json"
     assert cli.main(shlex.split(line)) == 0
     found = capsys.readouterr()
-    assert "note: -ngl 99 changes nothing" in found.err and '"generated_tokens": 4' in found.out
+    assert "note: -ngl 99 has no effect" in found.err and '"generated_tokens": 4' in found.out
     with open_gguf(Path(importlib.import_module("hotcold.demo").model_path())) as file:
         positions = file.metadata[f"{file.metadata['general.architecture']}.context_length"]
     assert f'"context": {positions}' in found.out

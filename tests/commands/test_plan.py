@@ -212,7 +212,7 @@ def test_the_default_hardware(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--vram-budget 0", "--vram-budget is 0B: more than 0, which is the CPU alone, and at most"),
+        ("--vram-budget 0", "--vram-budget is 0B: more than 0 and at most"),
         ("--vram-budget=-1", "'-1' is not a size such as 8GiB"),
         ("--vram-budget nan", "'nan' is not a size"), ("--vram-budget 8GB", "'8GB' is not a size"),
         ("--vram-budget 25", "--vram-budget is 25GiB: more than 0"), ("--hardware x", "presets: rtx4090-i9"),

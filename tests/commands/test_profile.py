@@ -158,7 +158,7 @@ def test_powerinfers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ("-f text -o x -m silu.gguf", "activation silu gives no zeros: relu, drelu, relu2 can be profiled"),
         ("-f empty -o x", "the text has 0 tokens: at least 1 needed"), ("-f no -o x", "no: No such file"),
         ("--import no -o x", "No such file"), ("--import text -o x", "Not a directory"),
-        ("--import . -o x", "missing are activation_0.pt, activation_1.pt, activation_2.pt"),
+        ("--import . -o x", "missing activation_0.pt, activation_1.pt, activation_2.pt"),
     ],
 )  # fmt: skip
 def test_mistakes(

@@ -65,10 +65,10 @@ def test_options(model: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["Q4_K_X"], "'Q4_K_X' is not one of F32, F16"),
-        (["Q8_0", "--tensor-type", "attn"], "'attn' is not PATTERN=TYPE, such as attn_v=q8_0"),
-        (["Q8_0", "--tensor-type", "[=q8_0"], "'[' is no regular expression"),
+        (["Q8_0", "--tensor-type", "attn"], "'attn' is not of the form PATTERN=TYPE, such as attn_v=q8_0"),
+        (["Q8_0", "--tensor-type", "[=q8_0"], "'[' is not a regular expression"),
         (["Q8_0", "--tensor-type", "a=q9"], "'q9' is not one of F32, F16"),
-        (["Q8_0", "--tensor-type", "nothing=f16"], "--tensor-type nothing=F16 names none of the"),
+        (["Q8_0", "--tensor-type", "nothing=f16"], "--tensor-type nothing=F16 matches none of the"),
         (["Q8_0", "--predictor-type", "f16"], "--predictor-type: the file has no predictors"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -41,12 +41,15 @@ MISTAKES = [
     (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
     (["--host", "192.0.2.1", "--public-without-key"], "no such address"),
     (["--api-key-file", "none"], "none: cannot be opened: No such file"),
-    (["--api-key-file", "empty"], "no key in it"),
+    (["--api-key-file", "empty"], "empty has no key"),
     (["--api-key-file", "."], r"\."),
-    (["--api-key", "secret"], "--api-key of llama.cpp is not for `hotcold serve`: --api-key-file FILE"),
+    (
+        ["--api-key", "secret"],
+        "--api-key of llama.cpp does not exist in `hotcold serve`: give keys in",
+    ),
     (["--cors-origin", "https://*"], "means too many pages"),
-    (["--cors-origin", "http://localhost:3000/"], "a path is no part of it"),
-    (["--chat-template", "made-up"], "chat template 'made-up' is no template: .*chatml"),
+    (["--cors-origin", "http://localhost:3000/"], "leave out paths"),
+    (["--chat-template", "made-up"], "chat template 'made-up' is not a template: .*chatml"),
     (["--temp", "-1"], "temperature is -1.0: allowed are 0 to 100"),
     (["--allow-host", "a b"], "host 'a b'"),
     (["--cors-origin", "localhost"], "origin 'localhost'"),
@@ -63,7 +66,7 @@ MISTAKES = [
     (["--max-body", "0.5KiB"], "'0.5KiB' is not a size from 1KiB to 1GiB"),
     (["--max-body", "much"], "'much' is not a size"),
     (["--vram-budget", "much"], "'much' is not a size"),
-    (["-ctk", "q8_0", "-ctv", "f16"], "one type"),
+    (["-ctk", "q8_0", "-ctv", "f16"], "the same type"),
     (["--no-such-option"], "unknown option"),
 ]
 

@@ -118,7 +118,10 @@ def test_what_has_no_token_is_left_out_with_a_note(
     assert cli.main(["tokenize", "-m", str(path), "-p", "ab\x06a\x04b"]) == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines() == ['255  "ab"', ' 95  "a"', ' 96  "b"']
-    assert captured.err == "note: no token of the model can spell 0x04, 0x06 of the text: left out\n"
+    assert (
+        captured.err
+        == "note: the model's vocabulary cannot spell 0x04, 0x06 of the text, which are left out\n"
+    )
 
 
 def test_mistakes_are_one_line_and_exit_code_2(

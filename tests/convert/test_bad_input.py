@@ -61,7 +61,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing tensor": (without_a_tensor, "has no tensor 'model.layers.2.self_attn.k_proj.weight'"),
     "an unknown architecture": (
         lambda folder: change_config(folder, model_type="rwkv6", architectures=["Rwkv6ForCausalLM"]),
-        "model_type 'rwkv6' is not supported: it needs the recurrence of RWKV as another family has it",
+        "model_type 'rwkv6' is not supported: it needs the recurrence of RWKV in a form of its own",
     ),
     "no tokenizer": (unlink("tokenizer.model"), "has neither tokenizer.model nor tokenizer.json"),
     "no weights": (unlink("model.safetensors"), "has neither model.safetensors nor pytorch_model.bin"),

@@ -110,7 +110,7 @@ def test_other_ways_to_store_them(changes: dict[str, Any], message: str, tmp_pat
 
 def test_down_needs_all_neurons(tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path, "tiny-bitnet")
-    with pytest.raises(ConvertError, match=r"the FFN of bitnet needs all neurons: by_output"):
+    with pytest.raises(ConvertError, match=r"the FFN of bitnet needs all neurons: use by_output"):
         convert(folder, tmp_path / "out.gguf", ConvertOptions(down="by_neuron"))
     path = golden("tiny-bitnet", tmp_path).path
     wrong = changed(path, tmp_path / "wrong.gguf", {"hotcold.ffn.down_layout": "by_neuron"})
@@ -181,11 +181,11 @@ def test_rows_of_up_are_skipped_and_it_says_so(tmp_path: Path) -> None:
     session = model.session()
     why = "a norm before down needs all neurons of a token"
     assert session.sparsity == "exact"
-    assert f"rows of up are skipped, on CPUs alone: {why}" in session.notes
+    assert f"rows of up are skipped, only on CPUs: {why}" in session.notes
     assert load(path, LoadOptions(threads=1, gpu="off", sparsity="off")).session().sparsity == "off"
     with pytest.raises(LoadError, match=f"predicted`: {why}: use exact, off or auto"):
         load(path, LoadOptions(threads=1, gpu="off", sparsity="predicted")).session()
-    with pytest.raises(UserError, match=f"{why}: no neuron can be predicted by itself"):
+    with pytest.raises(UserError, match=f"{why}: no neuron can be predicted"):
         fit_predictor(path, "some text " * 40, threads=1)
     silu = changed(path, tmp_path / "silu.gguf", {"hotcold.ffn.activation": "silu"})
     assert load(silu, LoadOptions(threads=1, gpu="off")).session().sparsity == "off"

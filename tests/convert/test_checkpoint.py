@@ -47,7 +47,9 @@ def test_missing_files(missing: str, message: str, tmp_path: Path) -> None:
 def test_what_torch_did_not_save_is_named(tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ConvertError, match=r"pytorch_model\.bin: is no zip, or cut short: torch\.save"):
+    with pytest.raises(
+        ConvertError, match=r"pytorch_model\.bin: is not a zip file, or is cut short: torch\.save"
+    ):
         open_checkpoint(folder)
 
 

@@ -77,7 +77,7 @@ def test_a_block_is_kept(name: str, tmp_path: Path) -> None:
     layers = before[f"{arch}.block_count"]
     assert metadata[f"{arch}.block_count"] == layers + 1
     assert metadata[f"{arch}.nextn_predict_layers"] == 1
-    assert any("what guesses tokens" in note and "`no_draft`" in note for note in notes)
+    assert any("draft block" in note and "`no_draft`" in note for note in notes)
     expected = dict(plain)
     for each, values in plain.items():
         if each.startswith(f"blk.{source}."):
@@ -121,7 +121,7 @@ def test_a_block_of_two_layers_becomes_one(name: str, attention: int, experts: i
     layers, arch = before["nemotron_h_moe.block_count"], "nemotron_h_moe"
     assert metadata[f"{arch}.block_count"] == layers + 1
     assert metadata[f"{arch}.nextn_predict_layers"] == 1
-    assert any("what guesses tokens" in note for note in notes)
+    assert any("draft block" in note for note in notes)
     for key in ("attention.head_count_kv", "feed_forward_length"):
         assert list(metadata[f"{arch}.{key}"]) == [*before[f"{arch}.{key}"], max(before[f"{arch}.{key}"])]
     expected, blk = dict(plain), f"blk.{layers}."
@@ -173,7 +173,7 @@ def test_blocks_that_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[
             notes[case] = f"left out: {folder} has no tensor '{at}hnorm.weight'"
         elif case == "unknown":
             arrays[f"{at}more.weight"] = arrays[f"{at}hnorm.weight"]
-            notes[case] = f"without a place there (1, such as '{at}more.weight')"
+            notes[case] = f"it has unknown tensors (1, such as '{at}more.weight')"
         write_safetensors(folder / "model.safetensors", arrays)
         metadata, tensors, said = converted(folder, no_draft=case == "no_draft")
         assert metadata.keys() == before[0].keys() and tensors.keys() == before[1].keys()

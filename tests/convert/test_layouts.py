@@ -245,7 +245,7 @@ def test_dimensions() -> None:
 
 
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown model": ({"model_type": "gpt_neox"}, "'gpt_neox' is not supported: it needs attention and FFN"),
+    "unknown model": ({"model_type": "gpt_neox"}, "'gpt_neox' is not supported: it needs parallel"),
     "a model type of nobody": ({"model_type": "x"}, "model_type 'x' is not supported: docs/convert.md lists"),
     "no model type": ({"model_type": ...}, "model_type is missing"),
     "model type is a number": ({"model_type": 3}, "model_type is 3: a string"),
@@ -285,7 +285,7 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "another vocabulary": ({"vocab_size": 289}, "has shape [288, 64]: config.json implies [289, 64]"),
     "another width": ({"intermediate_size": 128}, "mlp.gate_proj.weight' has shape [160, 64]"),
     "more layers than tensors": ({"num_hidden_layers": 4}, "no tensor 'model.layers.3.input_layernorm"),
-    "fewer layers than tensors": ({"num_hidden_layers": 2}, "does not have (9, such as"),
+    "fewer layers than tensors": ({"num_hidden_layers": 2}, "not supported for this model (9, such as"),
     "absent biases": ({"attention_bias": True}, "no tensor 'model.layers.0.self_attn.q_proj.bias'"),
 }  # fmt: skip
 
@@ -359,7 +359,7 @@ def test_redundant_tensors_are_left_out(tmp_path: Path) -> None:
     )
     assert found_sources(folder) == before
     change_tensors(folder, model__layers__0__self_attn__q_norm__weight=np.ones(16, "<f4"))
-    with pytest.raises(ConvertError, match=r"does not have \(1, such as '.*q_norm.weight'\)"):
+    with pytest.raises(ConvertError, match=r"not supported for this model \(1, such as '.*q_norm.weight'\)"):
         found_sources(folder)
 
 

@@ -145,7 +145,7 @@ def test_damage_is_named(case: str, tmp_path: Path) -> None:
 ADDED = {
     "more than one factor": ("_global_scale", np.ones(2), r"_global_scale' has shape \[2\]: one factor of e"),
     "scales of another type": ("_scale", np.ones((64, 4)), "_scale' is F32: scales of NVFP4 are F8_E4M3"),
-    "the weight twice": ("", np.ones((64, 64)), f"'{NAME}' is stored beside '{NAME}_packed'"),
+    "the weight twice": ("", np.ones((64, 64)), f"'{NAME}' is stored together with '{NAME}_packed'"),
 }
 
 

@@ -55,7 +55,7 @@ def test_layers_that_were_compiled_one_by_one(tmp_path: Path) -> None:
 def test_an_adapter_that_was_not_merged(name: str, tmp_path: Path) -> None:
     folder = copy_checkpoint(tmp_path)
     write_safetensors(folder / "model.safetensors", tensors_of(folder) | {name: np.ones((2, 2), np.float32)})
-    with pytest.raises(ConvertError, match=r"matrices of an adapter \(.*merge_and_unload"):
+    with pytest.raises(ConvertError, match=r"an adapter's matrices \(.*merge_and_unload"):
         open_checkpoint(folder)
 
 
@@ -93,7 +93,7 @@ def test_a_tensor_that_the_header_names_twice(same: bool, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("quantised", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quantised by gptq, which is not read"),
+        ({"quant_method": "gptq", "bits": 4}, "quantised by gptq, which is not supported"),
         ({"quant_method": "awq"}, "quantised by awq, which"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised by bitsandbytes, which"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, r"by modelopt \(W4A16_AWQ\), which"),
@@ -123,8 +123,8 @@ def test_an_empty_description_of_quantisation_is_none(empty: object, tmp_path: P
     ("model_type", "reason"),
     [
         ("bert", "it is an encoder"), ("xlm-roberta", "it is an encoder"), ("mpt", "it needs ALiBi"),
-        ("gpt_neox", "attention and FFN side by side"), ("phi", "attention and FFN side by side"),
-        ("t5", "an encoder with a decoder"), ("whisper", "it is a model of sound"),
+        ("gpt_neox", "parallel attention and FFN"), ("phi", "parallel attention and FFN"),
+        ("t5", "an encoder with a decoder"), ("whisper", "it is an audio model"),
         ("mamba", "the recurrence of Mamba 1"), ("deepseek_v4", "several residual streams"),
         ("gpt_bigcode", "a learned table of positions"), ("nobodys", "docs/convert.md lists"),
     ],

@@ -134,12 +134,12 @@ def test_the_list_of_modules_says_where_the_pooling_is(
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ({}, "holds no list of modules"),
-        (["x"], "holds no list of modules"),
-        ([module("../other", "Pooling")], "path is '../other': a folder beside it is needed"),
-        ([module("/tmp", "Pooling")], "path is '/tmp': a folder beside it is needed"),
-        ([module("a\0b", "Dense")], "a folder beside it is needed"),
-        ([module("", "Pooling")], "path is '': a folder beside it is needed"),
+        ({}, "is not a list of modules"),
+        (["x"], "is not a list of modules"),
+        ([module("../other", "Pooling")], "path is '../other': a folder next to it is needed"),
+        ([module("/tmp", "Pooling")], "path is '/tmp': a folder next to it is needed"),
+        ([module("a\0b", "Dense")], "a folder next to it is needed"),
+        ([module("", "Pooling")], "path is '': a folder next to it is needed"),
         ([module("pool", "Pooling") | {"type": 3}], "type is 3: a string is needed"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_base_model_has_no_head(name: str, prefix: str, tmp_path: Path) -> Non
     for tied, noted in ((True, 0), (False, 1)):
         change_config(checkpoint, architectures=[base], tie_word_embeddings=tied)
         notes = convert(checkpoint, tmp_path / "out.gguf", ConvertOptions("F32", force=True)).notes
-        assert len(notes) == noted and all("it has no head" in note for note in notes)
+        assert len(notes) == noted and all("the model has no head" in note for note in notes)
         with open_gguf(tmp_path / "out.gguf") as file:
             assert "output.weight" not in file.tensors and "blk.1.attn_q.weight" in file.tensors
     change_config(checkpoint, architectures=[implementation])

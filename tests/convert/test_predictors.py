@@ -91,7 +91,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no matrix": (other("model_1.pt", NAMES, [(), (N, 8)]), "fc1.weight has 0 rows"),
     "a pickle": (
-        lambda folder: (folder / "model_0.pt").write_bytes(pickle.dumps([1])), "model_0.pt: is no zip",
+        lambda folder: (folder / "model_0.pt").write_bytes(pickle.dumps([1])), "model_0.pt: is not a zip",
     ),
     "a threshold in words": (
         lambda folder: (folder / "config.json").write_text('{"sparse_threshold": "0"}'),
@@ -132,7 +132,7 @@ def test_a_checkpoints_own_predictors_are_kept_as_a_folders_are(folder: Path, tm
     done = convert(checkpoint, tmp_path / "own.gguf")
     assert (tmp_path / "own.gguf").read_bytes() == (tmp_path / "given.gguf").read_bytes()
     assert open_gguf(tmp_path / "own.gguf").metadata["bamboo.attention.sliding_window"] == 64
-    assert done.notes == ["it has predictors: its publishers compute with them, as sparsity predicted does"]
+    assert done.notes == ["the model has predictors: its publishers use them, as `sparsity=predicted` does"]
     # Given ones replace its own.
     change_tensors(checkpoint, **{OWN.format(0, "fc2"): np.zeros((N, 32), "<f2")})
     done = convert(checkpoint, tmp_path / "replaced.gguf", ConvertOptions(predictors=folder))

@@ -191,7 +191,7 @@ DAMAGED: dict[str, tuple[Change, dict[str, Any] | None, str]] = {
     "no scale": (drop(SCALE), BLOCKS, f"'{MATRIX}' is F8_E4M3 and has no '{SCALE}' or"),
     "no tensor": (drop(MATRIX), BLOCKS, f"'{SCALE}' holds scales, but the tensor"),
     "a tensor that is not quantised": (as_bf16, BLOCKS, f"'{SCALE}' holds scales, but the tensor"),
-    "a code that is no number": (put(MATRIX, NAN, (3, 5)), BLOCKS, f"'{MATRIX}' holds a code that is no n"),
+    "a code that is not a number": (put(MATRIX, NAN, (3, 5)), BLOCKS, f"'{MATRIX}' holds a code that is not"),
     "zero": (put(SCALE, 0, (0, 0)), BLOCKS, f"'{SCALE}' holds the scale 0: finite numbers above 0"),
     "negative": (put(SCALE, -1, (0, 0)), BLOCKS, f"'{SCALE}' holds the scale -1: finite"),
     "infinite": (put(SCALE, np.inf, (0, 0)), BLOCKS, f"'{SCALE}' holds the scale inf: finite"),
@@ -234,7 +234,7 @@ def test_damage_is_named_in_one_line(case: str, tmp_path: Path) -> None:
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "integers of compressed-tensors": (
         compressed("group", "pack-quantized", num_bits=4, type="int", group_size=128),
-        r"compressed-tensors \(pack-quantized: 4 bits of type int, strategy group\), which is not read",
+        r"compressed-tensors \(pack-quantized: 4 bits of type int, strategy group\), which is not supported",
     ),
     "8-bit integers": (compressed("channel", "int-quantized", type="int"), "8 bits of type int, strategy c"),
     "groups of FP8": (compressed("group", group_size=128), "8 bits of type float, strategy group"),

@@ -223,7 +223,7 @@ def test_two_files_of_qwen(stated: str | None, model_type: str, tmp_path: Path) 
         assert ours.encode(text, add_bos=False) == theirs.encode(text).ids
     assert ours.stop_ids == {size}
     (folder / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(ConvertError, match="Qwen2Tokenizer has control tokens beside vocab"):
+    with pytest.raises(ConvertError, match="Qwen2Tokenizer has control tokens outside vocab"):
         converted(folder)
 
 

@@ -174,13 +174,13 @@ def test_a_draft_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
         (golden("tiny-opt", tmp_path).path, "have different vocabularies"),
         (
             write_hybrid(tmp_path / "h.gguf", "lfm2"),
-            r"^`draft=h\.gguf` keeps states of sequences",
+            r"^`draft=h\.gguf` has recurrent layers",
         ),
         (write_gguf_alone(tmp_path / "no.gguf"), r"^`draft=no\.gguf`: "),
     ):
         with pytest.raises(LoadError, match=told):
             load(None, LoadOptions(draft=draft), read)
-    with pytest.raises(LoadError, match=r"^`draft` guesses nothing with `draft_max=0`: leave one"):
+    with pytest.raises(LoadError, match=r"^`draft` has no effect with `draft_max=0`: leave out one"):
         load(None, LoadOptions(draft=model_path(), draft_max=0), read)
 
 
@@ -195,7 +195,7 @@ def test_a_draft_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         check(*args, **more)
 
     monkeypatch.setattr(memory, "check_memory", short)
-    told = r"^`draft`: .*gguf guesses tokens: not enough memory: the model"
+    told = r"^`draft`: .*gguf cannot be loaded: not enough memory: the model"
     with pytest.raises(LoadError, match=told) as caught:
         load(None, LoadOptions(threads=1, context=128, draft=model_path()))
     assert len(loads) == 2 and not isinstance(caught.value, MemoryShortError)

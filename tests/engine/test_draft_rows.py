@@ -184,7 +184,7 @@ def test_a_stop_string_ends_a_text_with_the_same_token() -> None:
 
 def test_a_model_may_be_loaded_without_guesses() -> None:
     assert speculation_of(load(None, LoadOptions(draft_max=0)).session()) is None
-    with pytest.raises(ValueError, match=r"`draft_max=16`: 0 \(no guesses\) to 15"):
+    with pytest.raises(ValueError, match=r"`draft_max=16`: 0 \(no draft tokens\) to 15"):
         load(None, LoadOptions(draft_max=16))
 
 

@@ -124,7 +124,7 @@ def test_too_few_pages_for_all(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        (None, "its file names no pooling (llama.pooling_type)"),
+        (None, "its file has no pooling type (llama.pooling_type)"),
         (0, "llama.pooling_type is 0"),
         (2, "llama.pooling_type is 2, cls"),
         (4, "llama.pooling_type is 4, rank): allowed are 1 (mean) and 3 (last)"),

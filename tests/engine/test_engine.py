@@ -345,16 +345,16 @@ def test_prompts_are_read_in_order_of_arrival() -> None:
     [
         (
             Request(Job([1], SamplingParams(logit_bias={10**6: 1.0}))),
-            "logit_bias names token 1000000: .* 0 to 49",
+            "logit_bias has token 1000000: .* 0 to 49",
         ),
         (
             Request(Job([1], SamplingParams(logit_bias={VOCAB: -1.0}))),
-            "logit_bias names token 50: .* 0 to 49",
+            "logit_bias has token 50: .* 0 to 49",
         ),
-        (Request(Job([1, VOCAB, 2])), "the prompt names token 50: allowed are the ids 0 to 49"),
-        (Request(Job([1, -1, 2])), "the prompt names token -1: allowed are the ids 0 to 49"),
-        (Request(Job([1.5, 2])), "the prompt holds float64: token ids, whole numbers, are needed"),  # type: ignore[list-item]
-        (Request(Job("ab")), "the prompt holds .*: token ids, whole numbers, are needed"),  # type: ignore[arg-type]
+        (Request(Job([1, VOCAB, 2])), "the prompt has token 50: allowed are the ids 0 to 49"),
+        (Request(Job([1, -1, 2])), "the prompt has token -1: allowed are the ids 0 to 49"),
+        (Request(Job([1.5, 2])), "the prompt holds float64: integer token ids are needed"),  # type: ignore[list-item]
+        (Request(Job("ab")), "the prompt holds .*: integer token ids are needed"),  # type: ignore[arg-type]
     ],
     ids=lambda value: None if isinstance(value, Request) else value[:25],
 )
@@ -431,7 +431,7 @@ def test_nothing_allowed_and_no_numbers_are_errors_of_one_request() -> None:
     for request in (nothing, good):
         engine.add(request)
     engine.step()
-    assert nothing.finish_reason == "error" and "no token may be chosen" in str(nothing.error)
+    assert nothing.finish_reason == "error" and "no token can be chosen" in str(nothing.error)
     finish(engine, [good])
     expect(good)
 

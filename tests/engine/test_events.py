@@ -207,11 +207,11 @@ def test_a_mask_may_allow_the_end_alone() -> None:
 @pytest.mark.parametrize(
     ("allowed", "message"),
     [
-        (Allowed(mask([])), "no token may be chosen"),
+        (Allowed(mask([])), "no token can be chosen"),
         (Allowed(np.zeros(2, np.uint64)), r"a mask of uint64 \(2,\): uint64 \(1,\) is needed"),
         (Allowed(np.zeros(1, np.int64)), r"a mask of int64 \(1,\): uint64 \(1,\) is needed"),
-        (Allowed(bias={VOCAB: 1.0}), "names token 50: allowed are the ids 0 to 49"),
-        (Allowed(bias={-1: 1.0}), "names token -1: allowed are the ids 0 to 49"),
+        (Allowed(bias={VOCAB: 1.0}), "has token 50: allowed are the ids 0 to 49"),
+        (Allowed(bias={-1: 1.0}), "has token -1: allowed are the ids 0 to 49"),
         (Allowed(bias={3: math.nan}), "the bias of token 3 is nan"),
         (Allowed(bias={3: math.inf}), "the bias of token 3 is inf"),
     ],

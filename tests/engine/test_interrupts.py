@@ -60,7 +60,7 @@ def test_what_ran_ends_and_what_waits_goes_on(at: int, error: type[BaseException
     *ran, waits = requests
     for request in ran:
         assert request.finish_reason == "cancelled"
-        told = f"a step ended with {error.__name__}, which ended the requests that ran: ask again"
+        told = f"a step ended with {error.__name__}, which ended the running requests: send the request again"
         assert isinstance(request.error, RequestError) and str(request.error) == told
         assert request.output == follow([*request.job.prompt], len(request.output), ignore_eos=True)
     assert not waits.finished and engine.scheduler.unfinished == 1
@@ -207,7 +207,7 @@ def check(request: Request, truth: Truth | None) -> None:
     if request.finish_reason is None:
         assert request.timings.started is None
     elif request.error is not None:
-        assert request.finish_reason == "cancelled" and "ended the requests that ran" in str(request.error)
+        assert request.finish_reason == "cancelled" and "ended the running requests" in str(request.error)
     if truth is not None:
         whole = truth(request)
         done = len(whole) if request.finish_reason == "length" else len(request.output)

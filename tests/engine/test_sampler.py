@@ -267,7 +267,7 @@ def test_a_draw_by_id_is_where_the_sum_of_probabilities_is(
     best = max(values)
     params = SamplingParams(temperature=temperature, top_p=1, min_p=min_p)
     if best == -math.inf:
-        with pytest.raises(ValueError, match="no token may be chosen"):
+        with pytest.raises(ValueError, match="no token can be chosen"):
             draw_by_id(np.array(values, np.float32), params, uniform)
         return
     weights = [
@@ -411,7 +411,7 @@ def test_a_mask_limits_the_choice(logits: Floats, temperature: float) -> None:
     allowed = np.array([1 << 5 | 1 << 40], np.uint64)
     ids = {Sampler(Sorting()).sample(logits[None], 0, params, p, allowed=allowed) for p in range(100)}
     assert ids == ({5, 40} if temperature else {max(5, 40, key=lambda id: logits[id])})
-    with pytest.raises(ValueError, match="no token may be chosen"):
+    with pytest.raises(ValueError, match="no token can be chosen"):
         Sampler(Sorting()).sample(logits[None], 0, params, 0, allowed=np.zeros(1, np.uint64))
 
 
@@ -429,9 +429,9 @@ def test_logits_that_are_no_numbers_are_an_error(logits: Floats, value: float, t
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_nothing_to_choose_from_is_an_error(logits: Floats, temperature: float) -> None:
     params = SamplingParams(seed=1, temperature=temperature)
-    with pytest.raises(ValueError, match="no token may be chosen"):
+    with pytest.raises(ValueError, match="no token can be chosen"):
         Sampler(Sorting()).sample(np.full(5, -np.inf, np.float32)[None], 0, params, 0)
-    with pytest.raises(ValueError, match="logit_bias names token 60: allowed are the ids 0 to 59"):
+    with pytest.raises(ValueError, match="logit_bias has token 60: allowed are the ids 0 to 59"):
         Sampler(Sorting()).sample(logits[None], 0, SamplingParams(seed=1, logit_bias={60: 1.0}), 0)
 
 

@@ -148,7 +148,7 @@ def test_a_full_queue_says_when_to_try_again() -> None:
         engine.add(greedy([9], 9))
     assert caught.value.code == "queue_full" and caught.value.retry_after_s in range(1, 61)
     engine.step()
-    with pytest.raises(RequestError, match="2 requests run and 3 wait, as many as may: try again in 1 s"):
+    with pytest.raises(RequestError, match="2 requests run and 3 wait, which is the limit: try again in 1 s"):
         engine.add(greedy([9], 9))
     engine.abort(requests[0])
     engine.add(more := greedy([9], 9))
@@ -161,7 +161,7 @@ def test_no_queue_takes_what_can_start_at_once() -> None:
     requests = [greedy([i], 9) for i in range(2)]
     for request in requests:
         engine.add(request)
-    with pytest.raises(RequestError, match="as many as may"):
+    with pytest.raises(RequestError, match="which is the limit"):
         engine.add(greedy([9], 9))
     finish(engine, requests)
 
@@ -185,7 +185,7 @@ def test_a_request_whose_time_is_over_ends_alone(steps: int, limit: str) -> None
     assert isinstance(late.error, RequestError) and late.error.code == "deadline"
     state = {
         0: "it waited in the queue",
-        1: f"{late.computed} of 20 prompt tokens were read",
+        1: f"{late.computed} of 20 prompt tokens were computed",
         3: f"{len(late.output)} tokens were generated",
     }[steps]
     assert str(late.error).endswith(f"(`{limit}`): {state}")

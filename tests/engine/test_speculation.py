@@ -241,7 +241,7 @@ def test_an_exception_among_guesses_leaves_states_in_order(seed: int) -> None:
 
 
 def test_states_after_guesses_need_slots() -> None:
-    with pytest.raises(ValueError, match="guesses on a model that keeps states, without slots"):
+    with pytest.raises(ValueError, match="draft tokens on a model with states need spare state slots"):
         Engine(history_model(copies=1), speculation=Speculation([look_up], 3, DECODE_ROWS))
 
 

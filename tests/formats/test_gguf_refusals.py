@@ -171,8 +171,8 @@ TENSORS = {
             rf"unknown block type number {n}{more}: supported are F32, .*Q4_0",
         )
         for n, more in {
-            4: r" \(Q4_2, which ggml gave up\)",
-            31: r" \(Q4_0_4_4, which ggml gave up\)",
+            4: r" \(Q4_2, which ggml dropped\)",
+            31: r" \(Q4_0_4_4, which ggml dropped\)",
             36: r" \(bitnet.cpp's I2_S\)",
             255: "",
             2**32 - 1: "",

@@ -91,10 +91,10 @@ def test_one_part_of_one_is_a_model(tmp_path: Path) -> None:
 
 def test_missing_parts_are_named(parts: list[Path], refused: Refused) -> None:
     parts[2].unlink()
-    with refused(parts[0], "part 1 of 3.*'fable-00003-of-00003.gguf' is not beside it"):
+    with refused(parts[0], "part 1 of 3.*'fable-00003-of-00003.gguf' is not in its folder"):
         open_gguf(parts[0])
     parts[1].unlink()
-    with refused(parts[0], "'fable-00002-of-00003.gguf' and 1 more is not beside it: download all"):
+    with refused(parts[0], "'fable-00002-of-00003.gguf' and 1 more is not in its folder: download all"):
         open_gguf(parts[0])
 
 
@@ -108,7 +108,7 @@ def test_a_name_that_says_nothing_or_something_else(parts: list[Path], refused: 
         moved = parts[0].with_name(name)
         moved.unlink(missing_ok=True)
         os.link(parts[0], moved)
-        with refused(moved, "part 1 of 3 .*must be NAME-00001-of-00003.gguf"):
+        with refused(moved, "part 1 of 3 .*rename this file to NAME-00001-of-00003.gguf"):
             open_gguf(moved)
 
 
@@ -126,7 +126,7 @@ def test_a_part_of_another_model(parts: list[Path], refused: Refused) -> None:
     with refused(parts[1], "of a model of 7 tensors: part 2 of 3 of a model of"):
         open_gguf(parts[0])
     rewritten(parts[1], count=None, no=None, tensors_count=None)
-    with refused(parts[1], "says nothing of a split model: part 2 of 3 is needed"):
+    with refused(parts[1], "is not part of a split model: part 2 of 3 is needed"):
         open_gguf(parts[0])
 
 
@@ -145,7 +145,7 @@ def test_a_part_that_lacks_a_tensor_or_has_one_too_many(parts: list[Path], refus
         metadata, tensors = dict(file.metadata), {name: file.load(name) for name in file.tensors}
     some = dict(list(tensors.items())[1:])
     write_gguf(parts[2], metadata, some)
-    with refused(parts[0], "tensors together, and split.tensors.count is"):
+    with refused(parts[0], "tensors together, but split.tensors.count is"):
         open_gguf(parts[0])
     write_gguf(parts[2], metadata, {**tensors, "one.more": next(iter(tensors.values()))})
     with refused(parts[2], "brings the tensors to .*: split.tensors.count is"):

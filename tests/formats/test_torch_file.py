@@ -105,14 +105,14 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a negative stride": (b"}" + text("a") + vector(stride=-1) + b"s", "damaged: \"a tensor's shape\""),
     "a stride beyond it": (b"}" + text("a") + vector(stride=9) + b"s", "to element 2692: its storage"),
     "a value many times over": (b"}" + text("a") + vector(size=301, stride=0) + b"s", "'a' has 301 elements"),
-    "a key that is nested": (b"}" + b"N" + b"\x85" * 400_000 + b"Ns", "a key that is no text"),
-    "a key of tuples twice over": (b"}" + pairs_of(b"N", 60) + b"Ns", "a key that is no text"),
-    "such a key among several": (b"}(" + text("a") + b"N" + pairs_of(b"N", 60) + b"Nu", "is no text"),
-    "a number as key": (b"}" + integer(1) + vector() + b"s", "a key that is no text"),
-    "a global of tuples": (pairs_of(b"N", 60) + text("x") + b"\x93", "a global whose name is no text"),
-    "a global within tuples": (text("torch") + pairs_of(b"N", 60) + b"\x93", "whose name is no text"),
-    "a tuple for a storage": (tensor_of(text("NOPE") + text("0") + b"\x86"), "of what is no storage"),
-    "a list for its key": (tensor_of(text("F32") + b"]\x86"), "of what is no storage"),
+    "a key that is nested": (b"}" + b"N" + b"\x85" * 400_000 + b"Ns", "a key that is not a text"),
+    "a key of tuples twice over": (b"}" + pairs_of(b"N", 60) + b"Ns", "a key that is not a text"),
+    "such a key among several": (b"}(" + text("a") + b"N" + pairs_of(b"N", 60) + b"Nu", "is not a text"),
+    "a number as key": (b"}" + integer(1) + vector() + b"s", "a key that is not a text"),
+    "a global of tuples": (pairs_of(b"N", 60) + text("x") + b"\x93", "a global whose name is not a text"),
+    "a global within tuples": (text("torch") + pairs_of(b"N", 60) + b"\x93", "whose name is not a text"),
+    "a tuple for a storage": (tensor_of(text("NOPE") + text("0") + b"\x86"), "of a value that is not a stor"),
+    "a list for its key": (tensor_of(text("F32") + b"]\x86"), "of a value that is not a storage"),
     "a dict for a shape": (tensor_of(FLOATS, b"}", b"}"), "damaged: \"a tensor's shape\""),
     "a list for a shape": (tensor_of(FLOATS, b"]", b"]"), "damaged: \"a tensor's shape\""),
     "a truth for a size": (tensor_of(FLOATS, b"\x88\x85", b"\x88\x85"), "\"a tensor's shape\""),
@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         tensor_of(FLOATS, b"(" + integer(0) + integer(1 << 30) * 2 + b"t", b"(" + integer(0) * 3 + b"t"),
         "\"a tensor's shape\"",
     ),
-    "a call of what is none": (b"ctorch\nFloatStorage\n)R", "it calls what is no function"),
+    "a call of what is none": (b"ctorch\nFloatStorage\n)R", "it calls a value that is not a function"),
 }  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def test_files_that_are_not_torchs(method: int, tmp_path: Path) -> None:
         TorchState(write(tmp_path / "a.bin", good, method=method))
     (tmp_path / "old.bin").write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(
-        TorchFileError, match=r"old\.bin: is no zip, or cut short: torch\.save of version 1\.6"
+        TorchFileError, match=r"old\.bin: is not a zip file, or is cut short: torch\.save of version 1\.6"
     ):
         TorchState(tmp_path / "old.bin")
 
@@ -165,7 +165,7 @@ def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
     assert len(TorchState(path).tensors) == 2
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(TorchFileError, match="is no zip, or cut short"):
+        with pytest.raises(TorchFileError, match="is not a zip file, or is cut short"):
             TorchState(path)
 
 

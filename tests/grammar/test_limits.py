@@ -207,11 +207,11 @@ class Failed:
     [
         (
             "panic: called `Option::unwrap()` on a `None` value\n<backtrace>\n 0: <unknown>",
-            "the compiler fails",
+            "the grammar compiler fails",
         ),
         ("Unable to determine if regex is empty: (And (And", "takes too long to find whether a text matches"),
-        ("at 5(8): failed\n   4 | calls: call\n   5 | call: %json {}", "cannot go on: line 4: failed"),
-        ("something\x1b[1m {new}\n<non-verbose/>", "cannot go on: something\\x1b[1m {new}"),
+        ("at 5(8): failed\n   4 | calls: call\n   5 | call: %json {}", "cannot continue: line 4: failed"),
+        ("something\x1b[1m {new}\n<non-verbose/>", "cannot continue: something\\x1b[1m {new}"),
     ],
 )
 def test_what_the_library_says_reaches_clients_in_one_line(words: str, told: str) -> None:
@@ -236,7 +236,7 @@ def test_a_limit_that_an_answer_reaches_is_named(grammars: Grammars, monkeypatch
     assert constraint(begun).mask is not None
     for _ in range(2):
         with pytest.raises(
-            GrammarError, match="cannot go on: too many items at one place, 312: the limit is 100"
+            GrammarError, match="cannot continue: too many items at one place, 312: the limit is 100"
         ):
             constraint([*begun, *tokens_of("{")])
     with pytest.raises(GrammarError, match="these tokens do not match the grammar"):

@@ -71,7 +71,7 @@ def test_a_constraint_that_cannot_be_enforced_is_left_out_and_named(
         assert matches(lark(whole), "null") or "properties" in whole or place == "the top"
         with pytest.raises(GrammarError) as caught:
             read(whole, strict=True)
-        assert str(caught.value).startswith(f"{keyword} at {place} cannot be enforced: leave it out, or")
+        assert str(caught.value).startswith(f"{keyword} at {place} cannot be enforced: remove it, or")
 
 
 ASKS_NOTHING: list[Any] = [

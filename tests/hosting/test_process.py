@@ -194,7 +194,7 @@ def test_what_it_does_not_understand_ends_it(process: Process, data: bytes) -> N
     process.stdin.write(data)
     process.stdin.flush()
     assert process.ended() == 70
-    assert "not understood" in process.errors()
+    assert "invalid message" in process.errors()
 
 
 def test_what_is_printed_does_not_get_between_messages() -> None:

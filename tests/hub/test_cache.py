@@ -62,7 +62,9 @@ def test_a_folder_that_is_not_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_empty_cache(cache: Path) -> None:
     assert hub_cache.cached() == [] and hub_cache.find(parse("o/n")) is None
-    with pytest.raises(HubError, match=r"hf:o/n is not in the cache .*: `hotcold list` says what is"):
+    with pytest.raises(
+        HubError, match=r"hf:o/n is not in the cache .*: `hotcold list` lists the models there"
+    ):
         hub_cache.remove(parse("o/n"))
 
 

@@ -152,7 +152,7 @@ def test_the_files_that_are_meant(asked: str, files: list[str], chosen: list[str
         (
             "o/n",
             QUANTS,
-            "has 5 models: say which, as in o/n:.*; it has UD-Q4_K_XL, Q4_K, Q4_K_M, Q4_K_S, q8_0",
+            "has 5 models: choose one, as in o/n:.*; it has UD-Q4_K_XL, Q4_K, Q4_K_M, Q4_K_S, q8_0",
         ),
         ("o/n:Q5_0", QUANTS, "no file of quantisation Q5_0: it has UD-Q4_K_XL, Q4_K"),
         ("o/n:Q4", QUANTS, "no file of quantisation Q4: it has"),

@@ -285,7 +285,7 @@ def test_partial_results_take_no_more_scratch_than_the_window_needs() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ({"chunked": True}, ValueError, "attention in chunks without a window: their length is needed"),
+        ({"chunked": True}, ValueError, "attention in chunks without a window: the length of a chunk is"),
         ({"window": 0}, ValueError, "attention window 0: at least 1 position is needed"),
         ({"window": -5}, ValueError, "attention window -5: at least 1 position is needed"),
         ({"softcap": 0.0}, ValueError, "attention softcap 0.0: a finite number above 0 is needed"),

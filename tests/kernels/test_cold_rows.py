@@ -280,7 +280,7 @@ def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cannot_be_left_in_the_file_is_refused(tmp_path: Path) -> None:
     whole, lying = stored(tmp_path, "Q8_0")
     hot = (0,) * EXPERTS
-    with pytest.raises(ValueError, match="must lie in a file"):
+    with pytest.raises(ValueError, match="must be stored in a file"):
         Steps(with_hot(whole, hot, 1))
     with pytest.raises(ValueError, match="experts with gates without a bias"):
         biased = replace(lying, gate_bias=np.zeros(EXPERTS * NEURONS, np.float32))

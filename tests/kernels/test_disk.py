@@ -193,5 +193,5 @@ def test_places_for_one_or_for_all_are_refused(places: int, tmp_path: Path) -> N
 
 def test_experts_in_memory_have_no_file(tmp_path: Path) -> None:
     whole, _ = stored(tmp_path)
-    with pytest.raises(ValueError, match="must lie in a file"):
+    with pytest.raises(ValueError, match="must be stored in a file"):
         Steps(with_slots(whole, 4))

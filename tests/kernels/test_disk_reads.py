@@ -291,7 +291,7 @@ def run_forbidding(number: int, error: int, then: str, folder: Path) -> list[str
 def test_a_system_that_forbids_io_uring_reads_by_threads(number: int, error: int, tmp_path: Path) -> None:
     assert run_forbidding(number, error, FROM_THE_BEGINNING, tmp_path) == [
         f"there is no io_uring: {os.strerror(error)}",
-        f"HOTCOLD_READS is 'io_uring': this system has none here ({os.strerror(error)})",
+        f"HOTCOLD_READS is 'io_uring': this system does not allow it ({os.strerror(error)})",
     ]
 
 
@@ -308,7 +308,7 @@ def test_the_way_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cpu_disk.Disk().native.rings and file_reads.way_of_reading() == "by 8 threads"
     assert file_reads.reads_at_once(4096) == file_reads.reads_at_once(1 << 30) == file_reads.READERS
     monkeypatch.setenv("HOTCOLD_READS", "mmap")
-    with pytest.raises(UserError, match="HOTCOLD_READS is 'mmap': there are io_uring and threads"):
+    with pytest.raises(UserError, match="HOTCOLD_READS is 'mmap': choose from io_uring and threads"):
         cpu_disk.Disk()
     if not RINGS:
         return

@@ -90,7 +90,9 @@ def test_where_there_is_none(see: See) -> None:
         with pytest.raises(GPUError, match="no GPU found: install a driver"):
             ask()
     see(SOFTWARE)
-    with pytest.raises(GPUError, match=r"no GPU found, but 3 \(llvmpipe.*: name one to use it \(`gpu`\)"):
+    with pytest.raises(
+        GPUError, match=r"only software drivers found, 3 \(llvmpipe.*: name one to use it \(`gpu`\)"
+    ):
         choose_gpu(None, needed=True)
 
 

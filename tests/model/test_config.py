@@ -281,7 +281,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"general__architecture": None}, "general.architecture is missing"),
     ({"general__architecture": "mama"}, "'mama' is not supported: docs/families.md lists what runs, such as"),
     ({"general__architecture": "bert"}, "'bert' is not supported: it is an encoder: it gives vectors"),
-    ({"general__type": "adapter"}, "the file is an adapter .LoRA., which changes a model and is none"),
+    ({"general__type": "adapter"}, "the file is an adapter .LoRA., not a whole model"),
     ({"general__architecture": 7}, "architecture 7 is not supported: docs/families.md lists"),
     ({"general__architecture": "x\n" * 5000}, "architecture 'x.n"),
     ({"block_count": None}, "llama.block_count is missing"),

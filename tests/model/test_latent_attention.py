@@ -261,7 +261,7 @@ def test_texts_that_begin_alike_share_pages(tmp_path: Path) -> None:
 
 def test_a_context_beyond_the_index_is_refused(tmp_path: Path) -> None:
     path = golden("tiny-deepseek32", tmp_path).path
-    with pytest.raises(LoadError, match="allows 2 to 48, and 0 for all: of more, layers would choose by an"):
+    with pytest.raises(LoadError, match="allows 2 to 48, and 0 for all: beyond this length layers choose"):
         LLM(path, gpu="off", context=60)
 
 

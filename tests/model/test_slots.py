@@ -60,7 +60,7 @@ def test_a_blank_slot_or_ones_own_cannot_be_held(slot: int) -> None:
     pool.take("a")
     with pytest.raises(ValueError, match=f"slot {slot} to hold: it must be owned or kept"):
         pool.hold("a", slot)
-    with pytest.raises(ValueError, match="slot 1 is kept as 'k': somebody must own it"):
+    with pytest.raises(ValueError, match="slot 1 is kept as 'k': it must have an owner"):
         pool.keep(1, "k")
     assert_no_page_is_lost(pool)
 

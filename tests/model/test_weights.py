@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[[Tensors], object], str]] = {
         lambda t: [t.pop(name) for name in list(t) if name.startswith("blk.1.")], "tensor blk.1.attn_q.weight"
     ),
     "missing gate": (lambda t: t.pop("blk.1.ffn_gate.weight"), "tensor blk.1.ffn_gate.weight is missing"),
-    "gate in one layer": (lambda t: t.pop("blk.0.ffn_gate.weight"), "blk.1.ffn_gate.weight has no place"),
+    "gate in one layer": (lambda t: t.pop("blk.0.ffn_gate.weight"), "blk.1.ffn_gate.weight is unknown"),
     "transposed": (
         lambda t: t.update({"blk.0.attn_q.weight": zeros(48, 60)}),
         r"tensor blk.0.attn_q.weight has shape \(48, 60\): the metadata asks for \(60, 48\)",
@@ -94,16 +94,16 @@ REFUSED: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "head of wrong size": (lambda t: t.update({"output.weight": zeros(60, 48)}), "output.weight has shape"),
     "unknown": (
         lambda t: t.update({"blk.0.attn_rel_b.weight": zeros(6)}),
-        "tensor blk.0.attn_rel_b.weight has no place in a llama model",
+        "tensor blk.0.attn_rel_b.weight is unknown in a llama model",
     ),
     "fused and apart": (
-        lambda t: t.update({"blk.0.attn_qkv.weight": zeros(100, 48)}), "blk.0.attn_q.weight has no place",
+        lambda t: t.update({"blk.0.attn_qkv.weight": zeros(100, 48)}), "blk.0.attn_q.weight is unknown",
     ),
     "two norms": (
-        lambda t: t.update({"blk.0.attn_norm_2.weight": zeros(48)}), "attn_norm_2.weight has no place"
+        lambda t: t.update({"blk.0.attn_norm_2.weight": zeros(48)}), "attn_norm_2.weight is unknown"
     ),
-    "layer too many": (lambda t: t.update({"blk.2.attn_q.weight": zeros(60, 48)}), "blk.2.attn_q.weight has"),
-    "predictor": (lambda t: t.update({"blk.0.fc1.weight": zeros(8, 48)}), "blk.0.fc1.weight has no place"),
+    "layer too many": (lambda t: t.update({"blk.2.attn_q.weight": zeros(60, 48)}), "blk.2.attn_q.weight is"),
+    "predictor": (lambda t: t.update({"blk.0.fc1.weight": zeros(8, 48)}), "blk.0.fc1.weight is unknown"),
 }  # fmt: skip
 
 

@@ -378,7 +378,7 @@ def test_a_mailbox_of_another_kind_is_refused() -> None:
     box = hot.mailboxes(Other(), LIMITS, DIM, {1: 0})[1]  # type: ignore[arg-type]
     batch = Batch(LIMITS)
     for ops in (hot, CPUBackend(1)):
-        with pytest.raises(TypeError, match="a mailbox with a Other: this backend's own are needed"):
+        with pytest.raises(TypeError, match="a mailbox with a Other: a link of this backend is needed"):
             ops.post(box, hot.zeros((20, DIM)), None, batch)
     with pytest.raises(TypeError, match="of layer 1: this backend's programs are needed"):
         CPUBackend(1).serve(FlagLink(1), [(1, hot.record(lambda: None))])

@@ -85,7 +85,7 @@ def test_memory_bounds_the_buffer() -> None:
     assert buffer_bytes(96 * MIB, available=64 * MIB) == 16 * MIB
     assert buffer_bytes(96 * MIB, available=400 * MIB + 4 * MIB - 1) == 100 * MIB  # whole MiB
     message = (
-        "63 MiB of memory are available: 64 MiB are needed to measure how fast it is; end other programs"
+        "63 MiB of memory are available: 64 MiB are needed to measure how fast it is; close other programs"
     )
     with pytest.raises(ValueError, match=message):
         buffer_bytes(0, available=64 * MIB - 1)

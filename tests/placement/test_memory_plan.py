@@ -110,8 +110,8 @@ def test_a_file_is_parsed_once_whatever_fits(drafting: Path, monkeypatch: pytest
     model = load(drafting, LoadOptions(threads=1, **OPTIONS))
     assert model.config.draft is None and model.plan.experts is not None and not model.plan.experts.all_fit
     assert sorted(parsed) == ["Config", "Tokenizer", "WeightBytes"]
-    assert model.notes[0].startswith("memory does not suffice for all of it: `ram_budget=")
-    assert model.notes[-1].endswith("is left out: `ram_budget` has no room for it")
+    assert model.notes[0].startswith("the model does not fit in memory: `ram_budget=")
+    assert model.notes[-1].endswith("is not used: it does not fit in `ram_budget`")
 
 
 def test_the_message_where_no_form_of_a_model_fits(drafting: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_a_damaged_index(tmp_path: Path, change: Callable[[dict[str, Any]], None
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("general.architecture", "is no placement"),
+        ("general.architecture", "is not a placement"),
         ("hotcold.placement.model_fingerprint", "belongs to the model an array of 2"),
     ],
 )
@@ -152,7 +152,7 @@ def test_what_belongs_to_another_model(tmp_path: Path) -> None:
     write_profile(tmp_path / "x.profile.gguf", profile, {"model_fingerprint": sizes.fingerprint})
     with pytest.raises(SidecarError, match=r"belongs to the model '3'.*'other'"):
         read_placement(tmp_path / "x.gpuidx", replace(sizes, fingerprint="other"))
-    with pytest.raises(SidecarError, match="is no placement"):
+    with pytest.raises(SidecarError, match="is not a placement"):
         read_placement(tmp_path / "x.profile.gguf", sizes)
     with pytest.raises(SidecarError, match=r"has no hotcold\.profile\.model_fingerprint"):
         read_profile(tmp_path / "x.gpuidx", sizes)

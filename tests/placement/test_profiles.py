@@ -80,5 +80,5 @@ def test_damaged_and_foreign_ones(tmp_path: Path) -> None:
         read_profile(path, sizes)
     nothing = {f"blk.{i}.profile": quantise(np.zeros(n), "F32") for i, n in enumerate(sizes.neurons)}
     write_gguf(path, metadata, nothing)
-    with pytest.raises(SidecarError, match=r"x\.profile\.gguf: no neuron fires in it"):
+    with pytest.raises(SidecarError, match=r"x\.profile\.gguf: no neuron is active in it"):
         read_profile(path, sizes)

@@ -254,11 +254,11 @@ def test_mistakes(tmp_path: Path) -> None:
         (model, {"predictors": beside, "down": "by_output"}, "`down=by_output`: PowerInfer's format"),
         (model, {"predictors": beside, "format": "gguf"}, "a GGUF file has no predictors inside"),
         (model, {"format": "powerinfer"}, "need predictors in the file"),
-        (model, {"type": "f32"}, "`type` is for down matrices that change, and down is by_neuron already"),
+        (model, {"type": "f32"}, "`type` is for down matrices that change: down is by_neuron already"),
         (model, {"down": "by_output", "type": "q9"}, "`type`: "),
         (other, {"predictors": beside}, "belongs to the model with fingerprint"),
-        (model, {"predictors": model}, "is no predictor file"),
-        (model, {"predictors": sidecar(model, (-1, 1))}, "thresholds lie between -1 and 1"),
+        (model, {"predictors": model}, "is not a predictor file"),
+        (model, {"predictors": sidecar(model, (-1, 1))}, "thresholds between -1 and 1"),
         (model, {"predictors": sidecar(model, relu=False)}, "no ReLU between their factors"),
         (model, {"take_predictors": tmp_path / "x.gguf"}, "this file has no predictor"),
         (inside, {"take_predictors": out}, "the predictors need a file of their own"),
@@ -273,4 +273,4 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(QuantizeError, match="would replace the one that is read"):
         change(model, model, force=True)
     note = change(inside, out, format="gguf").notes[0]
-    assert "the file's predictors are left out" in note
+    assert "the predictors in the file are left out" in note

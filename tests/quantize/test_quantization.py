@@ -89,7 +89,7 @@ def test_metadata_is_as_llama_cpp_writes_it(model: Path, tmp_path: Path) -> None
     options = QuantizeOptions("Q4_1", importance=matrix, importance_file="a.gguf")
     done = quantize(model, tmp_path / "new.gguf", options)
     assert done.notes[-1] == (
-        "the importance matrix lacks blk.0.attn_v.weight and 2 others: their columns count alike"
+        "the importance matrix lacks blk.0.attn_v.weight and 2 others: their columns count equally"
     )
     with open_gguf(tmp_path / "new.gguf") as file:
         assert file.metadata == {
@@ -252,7 +252,7 @@ def test_the_built_in_model_keeps_its_values_in_f32_and_back(tmp_path: Path) -> 
         (QuantizeOptions("Q9_Z"), r"type 'Q9_Z' is not one of F32, F16, .*, COPY"),
         (
             QuantizeOptions("Q8_0", Wishes(patterns=[(re.compile("attn_w"), "F16")])),
-            r"model\.gguf: `tensor_type` attn_w=F16 names none of the 5 tensors that can be quantised",
+            r"model\.gguf: `tensor_type` attn_w=F16 matches none of the 5 tensors that can be quantised",
         ),
         (QuantizeOptions("Q8_0", Wishes(predictor="F16")), "`predictor_type`: the file has no predictors"),
         (QuantizeOptions("Q2_K_S"), "type Q2_K_S has so few bits that it needs `imatrix`"),
@@ -289,7 +289,9 @@ def test_a_quantised_file_is_quantised_again_only_if_allowed(tmp_path: Path) -> 
         "b.weight": quantise(np.ones((2, 32)), "Q8_0"),
     }
     write_gguf(old, KEYS, tensors)
-    with pytest.raises(QuantizeError, match=r"tensor b\.weight is Q8_0 already, and would lose twice"):
+    with pytest.raises(
+        QuantizeError, match=r"tensor b\.weight is Q8_0 already, and would lose accuracy twice"
+    ):
         quantize(old, new, QuantizeOptions("Q4_0"))
     quantize(old, new, QuantizeOptions("Q4_0", allow_requantize=True))
     assert types(new) == {"a.weight": "Q4_0", "b.weight": "Q4_0"}

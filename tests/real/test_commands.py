@@ -61,4 +61,4 @@ def test_a_conversation_in_a_pipe(
     assert cli.main(["chat", *options]) == 0
     captured = capsys.readouterr()
     assert "fox" in captured.out
-    assert "note: no token of the model can spell 0x04 of the text: left out" in captured.err
+    assert "note: the model's vocabulary cannot spell 0x04 of the text, which are left out" in captured.err

@@ -54,7 +54,7 @@ def test_the_default_context_is_what_memory_holds(tmp_path: Path, monkeypatch: p
         small = load(path, LoadOptions())
         assert small.context == context
         (note,) = small.notes
-        assert note == f"the context is {context} tokens (`context`): memory does not suffice for 32768"
+        assert note == f"the context is {context} tokens (`context`): memory is too small for 32768"
     monkeypatch.setattr(memory, "available_memory", lambda: needed - page)
     with pytest.raises(LoadError, match=r"KV cache of 4096 tokens .* smaller context \(`context`\)"):
         load(path, LoadOptions())

@@ -282,7 +282,7 @@ def test_a_budget_is_for_the_cpu_alone(options: dict[str, Any], needed: str, tmp
 
 
 def test_a_budget_is_for_experts() -> None:
-    with pytest.raises(UserError, match="`ram_budget` is for models of experts: this model has none"):
+    with pytest.raises(UserError, match="`ram_budget` is for MoE models: this model has no experts"):
         load(model_path(), LoadOptions(ram_budget=1 << 30))
 
 
@@ -311,7 +311,7 @@ def test_hot_experts_of_a_profile_are_read_at_loading(tmp_path: Path) -> None:
     assert (
         expert_cache is not None and expert_cache.hot == ((*hot[:10],),) * 2 and expert_cache.pinned == (7, 7)
     )
-    note = f"10 of {COUNT} experts of each layer (50% of their bytes), of which 7 keep their place"
+    note = f"10 of {COUNT} experts of each layer (50% of their bytes), of them 7 pinned"
     assert any(note in each and "profile.gguf: made up" in each for each in session.notes)
     loaded = session.model.disk_counts()
     assert cold is not None and loaded is not None
@@ -366,16 +366,16 @@ def test_a_block_that_guesses_lies_within_the_budget(tmp_path: Path, monkeypatch
     assert own is not None and not own.all_fit and half.draft_block is not None
     speculation = eager(half)
     assert texts(half, speculation=speculation) == expected and speculation.guessed > 0
-    assert not any("guesses tokens" in note for note in half.notes)
+    assert not any("draft block" in note for note in half.notes)
     tight = load(
         path, LoadOptions(threads=2, ram_budget=budget(path, 0.0, **OPTIONS, draft_max=0), **OPTIONS)
     )
     assert tight.config.draft is None and texts(tight.session()) == expected
-    assert any(note.endswith("is left out: `ram_budget` has no room for it") for note in tight.notes)
+    assert any(note.endswith("is not used: it does not fit in `ram_budget`") for note in tight.notes)
     free_memory(monkeypatch, budget(path, 1.0, **OPTIONS, draft_max=0) + 100)
     without = load(path, LoadOptions(threads=2, **OPTIONS))
     assert without.config.draft is None and without.plan.experts is None
-    assert any(note.endswith("is left out: memory has no room for it") for note in without.notes)
+    assert any(note.endswith("is not used: it does not fit in memory") for note in without.notes)
 
 
 def test_a_profile_without_routing_changes_nothing(tmp_path: Path) -> None:
@@ -400,9 +400,9 @@ def test_a_model_that_does_not_fit_gets_a_budget_by_itself(
     expert_cache = session.model.plan.experts
     assert expert_cache is not None and not expert_cache.all_fit
     assert 0 <= free - free // 100 - expert_cache.budget_bytes < 1024
-    (note,) = [each for each in session.notes if each.startswith("memory does not suffice for all of it: ")]
+    (note,) = [each for each in session.notes if each.startswith("the model does not fit in memory: ")]
     chosen = note.split("`ram_budget=")[1].split("`")[0]
-    assert "of what is free to others" in note and read_size(chosen) == expert_cache.budget_bytes
+    assert "of the free memory to other programs" in note and read_size(chosen) == expert_cache.budget_bytes
     again = load(path, LoadOptions(threads=1, ram_budget=chosen, **alone)).plan.experts
     assert again == expert_cache
     assert texts(session) == expected
@@ -463,6 +463,6 @@ def test_generate_says_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.main(args) == 0
     told = capsys.readouterr().err
     assert "6 of 20 experts of each layer (30% of their bytes) fit in" in told
-    assert "of experts in memory" in told and "from disk per token" in told
+    assert "expert cache hit rate " in told and "from disk per token" in told
     assert cli.main([*args[:-1], "64KiB"]) == 2
     assert "--ram-budget of 64KiB: this model needs" in capsys.readouterr().err

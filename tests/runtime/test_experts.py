@@ -163,7 +163,7 @@ def test_a_vulkan_device_and_the_cpu(vulkan: Any, down: str, mode: str, tmp_path
 
 def test_a_placement_that_divides_an_expert_is_refused(tmp_path: Path) -> None:
     path = expert_golden("tiny-mixtral", tmp_path, type="Q4_0").path
-    with pytest.raises(UserError, match="the placement divides an expert, whose down weights lie"):
+    with pytest.raises(UserError, match="the placement divides an expert whose down weights are stored"):
         on_two(open_backend("cpu", 1), 0.5, path, sparsity="off")
 
 
@@ -299,7 +299,7 @@ def test_a_plan_of_a_file(tmp_path: Path) -> None:
     neurons = [part["gpu_bytes"] + part["cpu_bytes"] for part in plan.parts if part["kind"] == "neurons"]
     assert sum(neurons) == pytest.approx(sum(parts), rel=0.05)
     silu = expert_golden("tiny-qwen3moe", tmp_path, type="Q4_0").path
-    assert "all neurons of an expert, which are chosen alike" in hotcold.plan(silu).profile
+    assert "all neurons of an expert, all experts chosen equally" in hotcold.plan(silu).profile
 
 
 def test_predictors_are_fitted_to_experts(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_predictors_are_fitted_to_experts(tmp_path: Path) -> None:
 
 def test_trained_predictors_are_not_those_of_experts(tmp_path: Path) -> None:
     path = expert_golden("tiny-turbosparse", tmp_path).path
-    with pytest.raises(UserError, match="has 4 experts in a layer: trained predictors are taken of layers"):
+    with pytest.raises(UserError, match="has 4 experts in a layer: training needs layers"):
         hotcold.fit_predictor(path, text_file(tmp_path), method="trained")
 
 
@@ -349,7 +349,7 @@ def test_sparsity_auto_says_what_is_read(tmp_path: Path) -> None:
     path = expert_golden("tiny-gpt-oss", tmp_path).path
     session = load(path, LoadOptions(threads=1)).session()
     assert session.notes[0].endswith("swiglu_oai gives no zeros, so chosen experts are computed whole")
-    with pytest.raises(UserError, match="so no neuron can be left out: use off or auto"):
+    with pytest.raises(UserError, match="so no neuron can be skipped: use off or auto"):
         load(path, LoadOptions(threads=1, sparsity="exact")).session()
 
 

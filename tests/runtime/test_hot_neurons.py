@@ -216,7 +216,7 @@ def test_without_the_predictor_such_a_budget_is_refused(predicted: Path) -> None
         load(predicted, LoadOptions(threads=1, ram_budget=ram, **OPTIONS)).plan.experts, HotNeurons
     )
     ram = budget(predicted, 0.1, sparsity="exact", **OPTIONS) - 1
-    with pytest.raises(UserError, match=r"2 experts of each layer.*with a predictor .* less will do"):
+    with pytest.raises(UserError, match=r"2 experts of each layer.*with a predictor .* less is enough"):
         load(predicted, LoadOptions(threads=1, ram_budget=ram, sparsity="exact", **OPTIONS))
 
 
@@ -258,7 +258,9 @@ def test_the_plan_knows_predictors(predicted: Path) -> None:
         plan.expert_cache == load(predicted, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
     )
     assert isinstance(plan.expert_cache, HotNeurons)
-    assert "neurons that predictors name for a token are in memory" in str(plan) and json.dumps(plan.report())
+    assert "neurons that predictors choose for a token are in memory" in str(plan) and json.dumps(
+        plan.report()
+    )
     with open_gguf(predicted) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         profile = find_profile(file_sizes(file, config, 64, "f16"), None, predicted)
@@ -351,7 +353,7 @@ def test_the_plan_is_what_loading_does(ordered: Path) -> None:
             == load(ordered, LoadOptions(threads=1, ram_budget=ram, context=128)).plan.experts
         )
         assert 0 < plan.hit_share < 1 and plan.disk_bytes_per_token > 0
-        assert "neurons that fire for a token" in str(plan) and json.dumps(plan.report())
+        assert "neurons that are active for a token" in str(plan) and json.dumps(plan.report())
         found.append(plan)
     assert found[0].hit_share < found[1].hit_share
     assert found[0].missed_per_token > found[1].missed_per_token
@@ -364,13 +366,13 @@ def test_convert_says_what_it_is_worth(
     args = ["convert", str(model), str(output), "--hot-first", profile]
     assert cli.main([*args, "--json"]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("a budget of ") and "with hot neurons first (expected)" in told[0]
+    assert told[0].startswith("with ") and told[0].endswith("with hot neurons first")
     worth = json.loads(told[-1])["worth"]
     assert worth["row_bytes_per_token"] > 0 and worth["rows_per_token"] > 0
     assert output.with_suffix(".profile.gguf").exists()
     for more, needed in (
-        (["--force", "--type", "q8_0"], "--hot-first changes the order alone: --type is for another file"),
-        (["--force", "-f", str(profile)], "nothing to measure with -f"),
+        (["--force", "--type", "q8_0"], "--hot-first only changes the order of neurons: leave out --type"),
+        (["--force", "-f", str(profile)], "--hot-first does not change results: leave out -f"),
         ([], "new.profile.gguf: a new file in a folder that exists is needed"),
     ):
         assert cli.main([*args, *more]) == 2
@@ -391,7 +393,7 @@ def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> Non
     write_profile(tmp_path / "turned.gguf", turned, facts)
     own.with_suffix(".predictor.gguf").write_bytes(predicted.with_suffix(".predictor.gguf").read_bytes())
     _, worth = hot_first(own, output, tmp_path / "turned.gguf")
-    assert "neurons that predictors name for a token" in str(worth)
+    assert "neurons that predictors choose for a token" in str(worth)
     with open_gguf(own) as old, open_gguf(output) as new:
         assert old.tensors.keys() == new.tensors.keys() and new.count < old.count and new.side_by_side
         for name in new.side_by_side:
@@ -406,8 +408,8 @@ def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> Non
                 np.testing.assert_array_equal(new.stored(name).load().data[part], new.load(name).data[part])
         found = describe(old)["neuron_order"], describe(new)["neuron_order"]
         assert found == (
-            "hot first, rows of gate, up and down apart",
-            "hot first, a neuron's rows side by side",
+            "hot first, the rows of a neuron in separate tensors",
+            "hot first, the rows of a neuron together",
         )
     whole = opened(output, None)
     expected = texts(whole)
@@ -434,11 +436,11 @@ def test_neurons_that_cannot_change_places_are_refused(model: Path, tmp_path: Pa
     profile = model.with_suffix(".profile.gguf")
     by_output = many_experts("tiny-turbosparse", tmp_path, type="Q8_0", down="by_output", count=COUNT)
     made_up_profile(by_output)
-    with pytest.raises(UserError, match=r"down lies by_output.*`down=by_neuron` first"):
+    with pytest.raises(UserError, match=r"down is stored by_output.*convert the model with `down=by_neuron`"):
         hot_first(by_output, tmp_path / "a.gguf", by_output.with_suffix(".profile.gguf"))
     with pytest.raises(UserError, match="a file for this model"):
         hot_first(by_output, tmp_path / "a.gguf", profile)
     silu = many_experts("tiny-qwen3moe", tmp_path, type="Q8_0", down="by_neuron", count=COUNT)
-    with pytest.raises(UserError, match="experts whose gates give zeros"):
+    with pytest.raises(UserError, match="MoE models whose gates give zeros"):
         hot_first(silu, tmp_path / "a.gguf", profile)
     assert not (tmp_path / "a.gguf").exists()

@@ -268,7 +268,7 @@ def test_the_timeline_of_two_sides(half: Path) -> None:
     ("options", "message"),
     [
         ({"hot_backend": None}, "`placement` and `vram_budget` are for a GPU, and HOTCOLD_GPU is off"),
-        ({"hot_backend": None, "gpu": "off"}, "are for a GPU: leave them out, or `gpu=off`"),
+        ({"hot_backend": None, "gpu": "off"}, "are for a GPU: leave them out, or leave out `gpu=off`"),
         ({"gpu": "card"}, "`gpu=card` and `hot_backend=cpu`: give one of them"),
         ({"hot_backend": None, "hot_threads": 2}, "`hot_threads` needs `hot_backend=cpu or reference`"),
         ({"hot_backend": "gpu"}, "backend 'gpu' does not exist: choose from cpu, reference"),

@@ -97,7 +97,7 @@ def test_blocks_of_which_no_neuron_can_be_taken_are_said(tmp_path: Path, layers:
         odd = random_blocks(np.random.default_rng(i), "Q3_K", *by_output.shape)
         tensors[f"blk.{i}.ffn_down.weight"] = odd if i < layers else by_output
     write_gguf(path, metadata, tensors)
-    seen = f"down is Q3_K by output in {layers} of 6 layers: no zeros are left out"
+    seen = f"in {layers} of 6 layers down is Q3_K by_output, so its zeros are not skipped"
     exact, off = reference(path, sparsity="exact"), reference(path, sparsity="off")
     assert (exact.sparsity, exact.notes, off.notes) == ("exact", [seen], [])
     auto = reference(path)
@@ -119,14 +119,15 @@ def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> Non
     session = reference(built_in_pwri(folder / "predictor.gguf", 0.0))
     assert session.sparsity == "exact"
     assert session.notes == [
-        "sparsity auto is exact: predictor.gguf does not say what its predictor costs; this measures it: "
+        "sparsity auto is exact: predictor.gguf has no measurement of its predictors; this measures them: "
         "hotcold fit-predictor -m predictor.gguf `method=trained` -f TEXT -o NEW.predictor.gguf"
     ]
     session = reference(with_sidecar(folder, measured=None))
     assert session.sparsity == "exact"
     assert session.notes == [
-        "sparsity auto is exact: model.predictor.gguf does not say what its predictor costs; this measures "
-        "it: hotcold fit-predictor -m model.gguf `measure=model.predictor.gguf` -f TEXT -o NEW.predictor.gguf"
+        "sparsity auto is exact: model.predictor.gguf has no measurement of its predictors; this measures "
+        "them: hotcold fit-predictor -m model.gguf `measure=model.predictor.gguf` -f TEXT "
+        "-o NEW.predictor.gguf"
     ]
 
 

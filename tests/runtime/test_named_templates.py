@@ -55,7 +55,7 @@ def test_each_is_as_its_models_were_trained(name: str) -> None:
 @pytest.mark.parametrize("wrong", ["", "chat-ml", "CHATML", "a text", "model.jinja"])
 def test_what_is_no_template(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     for ask in (lambda: template_text(wrong), lambda: LLM(chat_template=wrong)):
-        with pytest.raises(UserError, match=r"is no template: .*chatml, gemma"):
+        with pytest.raises(UserError, match=r"is not a template: .*chatml, gemma"):
             ask()
     assert cli.main(["chat", "--chat-template", wrong]) == 2
     assert "hotcold: error: chat template" in capsys.readouterr().err
@@ -87,4 +87,4 @@ def test_an_empty_file_is_no_template(tmp_path: Path, capsys: pytest.CaptureFixt
     empty = tmp_path / "empty.jinja"
     empty.write_text("\n")
     assert cli.main(["serve", "--chat-template-file", str(empty)]) == 2
-    assert "is no template" in capsys.readouterr().err
+    assert "is not a template" in capsys.readouterr().err

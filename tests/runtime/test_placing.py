@@ -78,7 +78,7 @@ def test_a_card_is_used_without_a_word(has: Machine) -> None:
     model = load()
     assert has.opened == [(CARD, 7 << 30, False)] and model.gpus
     where = "GPU Made-Up Card (driver 1.0): 6 of 6 layers and the head; 100.0% of the neurons, 100.0% of the"
-    assert model.notes[0].startswith(where) and model.notes[0].endswith("of 7GiB; handshakes by submits")
+    assert model.notes[0].startswith(where) and model.notes[0].endswith("of 7GiB; synchronised by submits")
     assert "a test, and fable-7m" in model.notes[1]
     (report,) = Setup.of(model.session()).gpus
     assert (report["name"], report["layers"], report["head"]) == (CARD.name, 6, True)
@@ -98,10 +98,10 @@ def test_a_card_that_was_not_measured(has: Machine) -> None:
     unless it is requested."""
     has.measured.clear()
     model = load()
-    assert not model.gpus and "it is expected not to be faster than the CPU" in model.notes[0]
+    assert not model.gpus and "it is not expected to be faster than the CPU" in model.notes[0]
     model = load(gpu="card")
     assert model.gpus and model.notes[0].startswith("GPU Made-Up Card")
-    assert model.notes[1].startswith("the CPU alone (`gpu=off`) is expected to be faster (")
+    assert model.notes[1].startswith("the CPU without a GPU (`gpu=off`) is expected to be faster (")
 
 
 def test_a_profile_that_does_not_fit_stops_only_who_asks_for_a_gpu(has: Machine, tmp_path: Path) -> None:
@@ -131,7 +131,9 @@ def test_a_model_of_block_types_that_no_shader_reads_stays_on_the_cpu(
     )
     model = load()
     assert not model.gpus and re.match(unused, model.notes[0])
-    with pytest.raises(UserError, match=rf"{unused} .* has: leave out what asks for a GPU, or `gpu=off`"):
+    with pytest.raises(
+        UserError, match=rf"{unused} .* has: leave out the options of GPUs, or give `gpu=off`"
+    ):
         load(gpu="card")
     assert not has.opened
 
@@ -142,14 +144,14 @@ def test_a_model_that_gpus_do_not_compute_stays_on_the_cpu(
     monkeypatch.setattr(placing, "unsupported", lambda ops: "GPUs do not compute it yet")
     model = load()
     assert not model.gpus and model.notes[0].endswith(" is not used: GPUs do not compute it yet")
-    with pytest.raises(UserError, match=r"GPUs do not compute it yet: leave out what asks for a GPU, or"):
+    with pytest.raises(UserError, match=r"GPUs do not compute it yet: leave out the options of GPUs, or"):
         load(gpu="card")
     assert not has.opened
 
 
 def test_a_software_driver_has_to_be_named(has: Machine) -> None:
     has.devices = [SOFTWARE]
-    with pytest.raises(GPUError, match=r"no GPU found, but 2 \(software\): name one to use it"):
+    with pytest.raises(GPUError, match=r"only software drivers found, 2 \(software\): name one to use it"):
         load(vram_budget=6 << 20)
     has.measured["software"] = slow = replace(find_hardware("rtx4060"), gpu_stream_gb_s=1e-3)
     assert load(gpu="soft", vram_budget=6 << 20).gpus, slow  # it stands for a card
@@ -158,7 +160,7 @@ def test_a_software_driver_has_to_be_named(has: Machine) -> None:
 def test_an_integrated_gpu_is_used_where_it_was_measured_to_be_faster(has: Machine) -> None:
     has.devices = [INTEGRATED]
     model = load()
-    seen = "GPU 1 (Made-Up Graphics) is not used: it shares the processor's memory, and need not be faster"
+    seen = "GPU 1 (Made-Up Graphics) is not used: it shares the processor's memory, and may not be faster"
     assert not model.gpus and model.notes[0].startswith(seen) and not has.opened
     card = find_hardware("rtx4060")
     has.measured[INTEGRATED.name] = replace(card, spins=True, source="a test", machine={})
@@ -182,7 +184,7 @@ def test_a_budget_above_a_gpu_s_memory_is_refused(has: Machine) -> None:
 def test_a_budget_for_which_nothing_fits(has: Machine) -> None:
     model = load(vram_budget=1000)
     assert not model.gpus and not has.opened
-    assert "is not used: within 1000B there is room for nothing" in model.notes[0]
+    assert "is not used: nothing fits in 1000B" in model.notes[0]
 
 
 def test_a_card_that_fails_to_open(has: Machine) -> None:
@@ -233,7 +235,7 @@ def test_memory_that_is_never_there(has: Machine, monkeypatch: pytest.MonkeyPatc
 
     has.change = fail
     model = load(vram_budget=12 << 20)  # until nothing is left to place there
-    assert not model.gpus and len(has.opened) > 1 and "within" in model.notes[len(has.opened)]
+    assert not model.gpus and len(has.opened) > 1 and "nothing fits" in model.notes[len(has.opened)]
     budgets = [budget for _, budget, _ in has.opened]
     assert budgets == sorted(budgets, reverse=True) and len(set(budgets)) == len(budgets)
     monkeypatch.setattr(loading, "_TRIES", 1)
@@ -270,23 +272,23 @@ def test_a_card_that_would_not_help_has_no_part(has: Machine) -> None:
     two_cards(has)
     model = load(gpu="0,4")
     assert len(model.gpus) == 1 and model.on_gpus[0].gpu == CARD
-    assert model.notes[1] == "GPU 4 (Other Card) has no part: that is expected to be faster"
+    assert model.notes[1] == "GPU 4 (Other Card) is not used: that is expected to be faster"
 
 
 def test_what_does_not_go_together_for_several(has: Machine, tmp_path: Path) -> None:
     nimble = two_cards(has)
-    with pytest.raises(UserError, match="`vram_budget` has 3 sizes, and GPUs that are used are 2: give one"):
+    with pytest.raises(UserError, match="`vram_budget` has 3 sizes, and 2 GPUs are used: give one"):
         load(gpu="0,4", vram_budget=[1 << 20] * 3)
-    with pytest.raises(UserError, match="`vram_budget` has 2 sizes, and GPUs that are used are 1"):
+    with pytest.raises(UserError, match="`vram_budget` has 2 sizes, and 1 GPUs are used"):
         load(hot_backend="cpu", vram_budget=(1 << 20, 2 << 20))
     with pytest.raises(GPUError, match="`gpu=card`: 2 devices match"):
         load(gpu="0,card")
-    with pytest.raises(GPUError, match=r"`gpu=0,made`: 0 \(Made-Up Card\) is named twice"):
+    with pytest.raises(GPUError, match=r"`gpu=0,made`: 0 \(Made-Up Card\) is given twice"):
         load(gpu="0,made")
     both = tmp_path / "both.gpuidx"
     planned = plan(hardware=[nimble] * 2, vram_budget=(5 << 20, 4 << 20), output=both)
     assert planned.placement.gpus == [0, 1]
-    with pytest.raises(UserError, match="places parts on GPU 1, counted from 0: name 2 GPUs"):
+    with pytest.raises(UserError, match="places layers on GPU 1, counted from 0: give 2 GPUs"):
         load(gpu="0", placement=both)
     model = load(gpu="0,4", placement=both)
     assert [list(each.layers) for each in model.on_gpus] == [each["layers"] for each in planned.gpus]

@@ -50,14 +50,14 @@ def test_what_a_file_recommends() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "note"),
     [
-        (KEYS.SAMPLING_TEMP, -1.0, "general.sampling.temp of the file is not followed: temperature is -1.0"),
+        (KEYS.SAMPLING_TEMP, -1.0, "general.sampling.temp of the file is ignored: temperature is -1.0"),
         (KEYS.SAMPLING_TEMP, float("nan"), "temperature is nan"),
         (KEYS.SAMPLING_TOP_K, "forty", "top_k is 'forty'"),
         (KEYS.SAMPLING_TOP_P, [0.5], "top_p is "),
         (
             KEYS.SAMPLING_MIROSTAT,
             2,
-            "the file recommends general.sampling.mirostat 2, which there is not here",
+            "the file recommends general.sampling.mirostat 2, which is not supported here",
         ),
         (KEYS.SAMPLING_SEQUENCE, "kpt", "general.sampling.sequence 'kpt'"),
     ],

@@ -242,7 +242,9 @@ def test_ctrl_c_while_a_change_of_another_thread_is_made() -> None:
     with pytest.raises(KeyboardInterrupt):
         thread.result()
     wake.release()
-    with pytest.raises(UserError, match="KeyboardInterrupt in another thread broke this off: ask again"):
+    with pytest.raises(
+        UserError, match="KeyboardInterrupt in another thread interrupted this request: send it again"
+    ):
         waiting.result()
 
 

@@ -92,14 +92,13 @@ def test_an_eighth_of_free_memory_has_copies(
     monkeypatch.setattr(MemoryPlan, "_left_of", lambda *_: free)
     model = loaded(path, sequences=8, cache_positions=40 * PAGE)
     assert model.plan.slots == 8 + copies + spare and model.plan.spare_slots == spare
-    notes = [note for note in model.notes if "states are kept" in note]
+    notes = [note for note in model.notes if "states" in note]
     short = [
-        f"{copies} states are kept for prompts that begin alike (`state_copies`): 1/8 of free memory holds "
-        "no more"
+        f"{copies} states are kept for prompts with a common prefix (`state_copies`), since more do not "
+        "fit in 1/8 of the free memory"
     ]
     fewer = [
-        f"{spare} states are kept after guesses, so no step verifies more (`draft_max`): memory does not "
-        "suffice for 4"
+        f"a step verifies at most {spare} draft tokens (`draft_max`): memory is too small for the states of 4"
     ]
     assert notes == short * (copies < 10) + fewer * (spare < 4)
 

@@ -119,7 +119,7 @@ def test_bad_requests(server: Served, body: dict[str, object], param: str) -> No
 def test_a_model_without_a_pooling_says_so(app: Application) -> None:
     error = app.client.post("/v1/embeddings", json={"input": "a"}).json()["error"]
     assert (
-        error["code"] == "unsupported_model" and "names no pooling (bamboo.pooling_type)" in error["message"]
+        error["code"] == "unsupported_model" and "no pooling type (bamboo.pooling_type)" in error["message"]
     )
 
 
@@ -175,7 +175,7 @@ def test_the_command_of_a_file_that_names_no_pooling(
     option = [] if pooling is None else ["--pooling", pooling]
     assert main(["embed", "-p", TEXTS[0], *option]) == 0
     out, err = capsys.readouterr()
-    assert ("names no pooling: the last token's vector is taken" in err) == (pooling is None)
+    assert ("does not say how to pool: the last token's vector is used" in err) == (pooling is None)
     found = np.array(json.loads(out), np.float32)
     if pooling in (None, "last"):
         assert np.array_equal(found, vectors[0])

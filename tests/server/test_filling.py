@@ -116,7 +116,7 @@ def test_what_is_refused(app: Application, app_with: Any) -> None:
     """A model without marks; fields that contradict a suffix; a suffix that cannot fit."""
     for path in ("/v1/completions", "/api/generate"):
         reply = app.client.post(path, json={"prompt": "a", "suffix": "b"})
-        assert reply.status_code == 400 and "cannot fill in between texts" in reply.text
+        assert reply.status_code == 400 and "cannot fill gaps" in reply.text
     assert "insert" not in app.client.post("/api/show", json={}).json()["capabilities"]
     known = facts(tokenizer=QWEN)
     with pytest.raises(APIError, match="suffix and echo are both given"):

@@ -52,7 +52,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize("stream", [True, False])
 def test_errors_name_the_field_of_the_grammar(app_with: Callable[..., Any], when: str, stream: bool) -> None:
     made = app_with()
-    error = GrammarError("the grammar cannot go on: too many items")
+    error = GrammarError("the grammar cannot continue: too many items")
     if when == "checked":
         made.llm.refusal = error
     else:

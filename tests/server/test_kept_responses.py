@@ -66,7 +66,7 @@ def test_what_is_not_kept() -> None:
             responses.parse({"input": "And?", "previous_response_id": id}, known)
         error = caught.value
         assert (error.status, error.code) == (400, "previous_response_not_found")
-        assert error.param == "previous_response_id" and "send the conversation" in error.message
+        assert error.param == "previous_response_id" and "send the whole conversation" in error.message
     calling = answered(known, "[look {}]", tools=[TOOL])
     with pytest.raises(APIError, match="add a function_call_output"):
         responses.parse({"input": [], "previous_response_id": calling["id"]}, known)

@@ -81,7 +81,7 @@ def test_a_text_that_is_too_long_is_cut_or_refused(server: Served, model: Path) 
 def test_a_model_that_gives_no_vectors(app: Application) -> None:
     for path, body in (("/api/embed", {"input": "a"}), ("/api/embeddings", {"prompt": "a"})):
         reply = app.client.post(path, json=body)
-        assert reply.status_code == 400 and "names no pooling" in reply.json()["error"]
+        assert reply.status_code == 400 and "no pooling type" in reply.json()["error"]
     assert "embedding" not in app.client.post("/api/show", json={}).json()["capabilities"]
 
 

@@ -250,10 +250,10 @@ def test_a_table_for_the_documentation() -> None:
     table = openapi.table(chat.FIELDS)
     lines = table.splitlines()
     assert all(f"`{name}`" in table for name in chat.FIELDS)
-    assert "| `temperature` | 0 to 100 |  | 0 always takes the likeliest. |" in lines
-    assert "| `top_k` | -1 to 2^31 - 1 |  | Keeps the k likeliest; 0 and -1 keep all. |" in lines
-    assert "| `max_tokens` | -1 to 2^31 - 1, not 0 |  | Another name of max_completion_tokens. |" in lines
-    assert "| `stream` | true, false | `false` | Sends the answer" in table
+    assert "| `temperature` | 0 to 100 |  | 0 always takes the likeliest token. |" in lines
+    assert "| `top_k` | -1 to 2^31 - 1 |  | Keeps the k likeliest tokens; 0 and -1 keep all. |" in lines
+    assert "| `max_tokens` | -1 to 2^31 - 1, not 0 |  | Another name for max_completion_tokens. |" in lines
+    assert "| `stream` | true, false | `false` | Streams the answer" in table
     assert '`modalities` (`["text"]`)' in lines[-1] and "`chat_template`," in lines[-1]
 
 

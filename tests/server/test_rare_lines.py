@@ -107,7 +107,7 @@ def test_requests_without_a_key_are_counted_and_others_have_a_line_each() -> Non
     assert len(of_clients) == 6
     rest = [line.partition(" ")[2] for line in lines if line not in of_clients]
     assert len(rest) == 4 and " GET /v1/models 401 " in rest[0] and " GET /page 404 " in rest[1]
-    cause = "note: a request that was not admitted was answered with status"
+    cause = "note: a rejected request was answered with status"
     assert rest[2:] == [f"{cause} {each} more times in a minute" for each in ("401, 149", "404, 49")]
 
 
@@ -219,7 +219,7 @@ def test_a_server_says_that_it_takes_fewer_connections() -> None:
     connections, _, limits = done.stdout.partition(" ")
     assert limits.strip() == "(250, 250)" and int(connections) + REFUSED + RESERVE < 250
     assert done.stderr == (
-        f"hotcold: note: at most {connections} connections are taken, not 512: "
+        f"hotcold: note: at most {connections} connections are accepted, not 512: "
         "the system allows 250 open files (ulimit -Hn)\n"
     )
 
@@ -234,7 +234,7 @@ def test_a_refused_connection_is_noted(live: Any) -> None:
             each.settimeout(30)
         assert b" 503 " in each.recv(1 << 16)
     assert lines == [
-        "hotcold: note: a connection was refused: the server has 2 connections, the most that it takes "
+        "hotcold: note: a connection was refused: the server has 2 connections, which is its limit "
         "(--max-connections)"
     ]
     assert threading.active_count() < 50

@@ -136,7 +136,7 @@ def test_a_reference_stands_for_an_item_of_an_answer_before() -> None:
         responses.parse({"input": [*references, result, references[0]]}, known)
     assert caught.value.param == "input[4].id"
     (forgotten, *_) = answered(known, store=False)
-    with pytest.raises(APIError, match="not among the last items that are kept") as caught:
+    with pytest.raises(APIError, match="not among the items that are kept") as caught:
         responses.parse({"input": [{"type": "item_reference", "id": forgotten["id"]}]}, known)
     assert caught.value.param == "input[0].id"
 

@@ -65,9 +65,9 @@ def test_an_odd_tool_fails_no_request(app_with: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("schema", "strict", "message"),
     [
-        (SET, True, "uniqueItems at properties['t\\xe4gs'] cannot be enforced: leave it out, or"),
+        (SET, True, "uniqueItems at properties['t\\xe4gs'] cannot be enforced: remove it, or"),
         ({"properties": {"a": {"type": "text"}}}, False, "type at properties.a is 'text': allowed are null"),
-        ({"items": {"$ref": "#/$defs/x"}}, False, "$ref '#/$defs/x' points at nothing in the schema"),
+        ({"items": {"$ref": "#/$defs/x"}}, False, "$ref '#/$defs/x' does not exist in the schema"),
     ],
 )
 def test_what_is_refused_names_the_place(

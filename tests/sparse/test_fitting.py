@@ -221,7 +221,7 @@ def test_a_recall_by_weight_marks_fewer(tmp_path: Path) -> None:
     [
         (
             {"type": "F32", "max_share": 0.1},
-            r"layer 0: no predictor takes at most 10% of the FFN's 73728 bytes",
+            r"layer 0: no predictor fits in at most 10% of the FFN's 73728 bytes",
         ),
         ({"recall": 0.0}, r"`recall` is 0.0: above 0 and at most 1"),
         ({"max_share": 1.5}, r"`max_share` is 1.5: above 0 and at most 1"),
@@ -251,7 +251,7 @@ def test_trained_predictors_are_kept_or_requantised(
         kept = read_predictor(file, config, 0)
         options = FitOptions("trained", recall, type=type, max_share=0.9)
         ((found, figures),) = fit_layer(file, config, 0, options, fit_to=inputs, held_out=inputs)
-        with pytest.raises(PredictorError, match="no predictor takes at most 15%"):
+        with pytest.raises(PredictorError, match="no predictor fits in at most 15%"):
             fit_layer(file, config, 0, FitOptions("trained"), fit_to=inputs, held_out=inputs)
     assert found.relu and found.first.type.name == (type or "F16")
     if type is None:

@@ -90,9 +90,9 @@ ONE = vector(length=5, size=5)
 @pytest.mark.parametrize(
     ("name", "body", "value", "message"),
     [
-        ("activation_12.pt", ONE, 1, "to activation_11.pt: missing are none, too many activation_12.pt"),
-        ("activation_03.pt", ONE, 1, "missing are none, too many activation_03.pt"),
-        ("activation_3.pt", None, 1, "missing are activation_3.pt, too many none"),
+        ("activation_12.pt", ONE, 1, "to activation_11.pt: missing none, unknown activation_12.pt"),
+        ("activation_03.pt", ONE, 1, "missing none, unknown activation_03.pt"),
+        ("activation_3.pt", None, 1, "missing activation_3.pt, unknown none"),
         ("activation_3.pt", vector(length=4, size=4), 1, "3.pt has 4 numbers: the layer has 5 neurons"),
         ("activation_3.pt", ONE, -1, "activation_3.pt holds -1: numbers from 0 to 2000 are needed"),
         ("activation_3.pt", ONE, 2001, "holds 2001: numbers from 0 to 2000"),

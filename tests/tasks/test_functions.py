@@ -125,7 +125,7 @@ def test_a_plan_takes_measured_hardware_and_a_profile(folder: Path) -> None:
     plan = hotcold.plan(profile=first, vram_budget=6 << 20, context=32)
     shares = [part["hot_share"] for part in plan.parts if part["kind"] == "neurons"]
     assert shares[2] == max(shares) > 0 and plan.profile == profile.source
-    with pytest.raises(UserError, match="the profile is of 5 layers"):
+    with pytest.raises(UserError, match="the profile has 5 layers"):
         hotcold.plan(profile=replace(profile, firing=profile.firing[1:]))
     with pytest.raises(UserError, match="the profile belongs to the model 'another': one of this model"):
         hotcold.plan(profile=replace(profile, fingerprint="another"))
@@ -195,14 +195,14 @@ def test_a_profile_is_what_the_command_prints(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "a text and counts: give one of them"),
-        ({"text": TEXT, "counts": "."}, "a text and counts: give one of them"),
+        ({}, "a text or counts are needed: give one of them"),
+        ({"text": TEXT, "counts": "."}, "a text or counts are needed: give one of them"),
         ({"text": ""}, "the text has 0 tokens"),
         ({"text": 3}, "text is of type int: a str, or a Path to a UTF-8 file, is needed"),
         ({"text": "here.txt"}, r"text is 'here.txt', the name of a file: give Path\('here.txt'\) to read it"),
         ({"text": TEXT, "tokens": 0}, "tokens is 0: allowed are the whole numbers 1 to"),
         ({"text": TEXT, "context": 65}, "context of 65 positions: this model allows 2 to 64"),
-        ({"text": TEXT, "threads": 1}, "threads is for loading, and the model is loaded already"),
+        ({"text": TEXT, "threads": 1}, "threads is an option of loading, and the model is loaded already"),
     ],
 )
 def test_mistakes_in_a_profile(options: dict[str, Any], message: str, llm: LLM, folder: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_benchmark(llm: LLM) -> None:
             "`n_prompt=60` and `n_gen=30` need 90 positions: the context holds 64",
         ),
         ({"timeline": "x"}, UserError, "`timeline` shows a GPU and the CPU"),
-        ({"sparsity": "off"}, UserError, "sparsity is for loading, and the model is loaded already"),
+        ({"sparsity": "off"}, UserError, "sparsity is an option of loading, and the model is loaded already"),
     ],
 )
 def test_mistakes_in_a_benchmark(
@@ -321,9 +321,9 @@ def test_a_benchmark_guesses_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatc
     with LLM(context=100) as llm:
         looked_up = hotcold.bench(llm, n_prompt=60, n_gen=32, repetitions=1, draft="look-up", draft_max=2)
         none = hotcold.bench(llm, n_prompt=60, n_gen=32, repetitions=1)
-    assert none.rounds[0].guessed == 0 and "guessed tokens" not in str(none)
+    assert none.rounds[0].guessed == 0 and "draft tokens" not in str(none)
     assert 0 < looked_up.rounds[0].guessed >= looked_up.rounds[0].accepted
-    assert "guessed tokens were right" in str(looked_up)
+    assert "draft tokens were accepted" in str(looked_up)
 
 
 def test_a_benchmark_of_a_file_with_a_block_that_guesses(

@@ -75,8 +75,8 @@ def test_a_run_and_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert ran("one.gguf", "--json") == 0
     *lines, last = capsys.readouterr().out.splitlines()
     report = json.loads(last)
-    assert lines[-1] == "one.gguf.work: holds the states of the training, and may be deleted"
-    assert "beside it, svd of the same text:" in lines and report["method"] == "train"
+    assert lines[-1] == "one.gguf.work: the state of the training, which may be deleted"
+    assert "for comparison, svd of the same text:" in lines and report["method"] == "train"
     assert report["weighted"] and report["input"] == "normed" and report["target"] == 0.95
     for fit, ladder, svd in zip(report["layers"], report["frontier"], report["svd"]["layers"], strict=True):
         assert fit in ladder and fit["weighted_recall"] > 0.9 and fit["candidates"] < 0.6
@@ -88,18 +88,18 @@ def test_a_run_and_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) 
     shares = zip(seen["active_share_by_layer"], report["layers"], strict=True)
     assert all(share <= fit["candidates"] + 0.05 for share, fit in shares)
     for more, message in (
-        (["--work", "one.gguf.work", "--recall", "0.9"], "was begun with recall 0.95, and now it is 0.9"),
+        (["--work", "one.gguf.work", "--recall", "0.9"], "was started with recall 0.95, not 0.9"),
         (["--tokens", "64"], "the text is less than three windows"),
         (["--rate", "0"], "--rate is 0.0: a finite number above 0 is needed"),
         (["--max-marked", "-1"], "--max-marked is -1.0: a finite number above 0 is needed"),
         (["--method", "svd", "--work", "x"], "--work is for method=train, and the method is svd"),
-        (["--max-share", "0.01"], "layer 0: no predictor takes at most 1% of the FFN"),
+        (["--max-share", "0.01"], "layer 0: no predictor fits in at most 1% of the FFN"),
     ):
         assert ran("two.gguf", *more) == 2
         captured = capsys.readouterr()
         assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
         assert not Path("two.gguf").exists()
-    with pytest.raises(UserError, match="`work` is None: name a folder"):
+    with pytest.raises(UserError, match="`work` is None: give a folder"):
         hotcold.fit_predictor(None, Path("text.txt"), method="train")
 
 

@@ -56,7 +56,7 @@ def test_the_plan_is_what_loading_does(model: Path) -> None:
     for line in (
         "of 20 experts of each layer",
         f"predicted   {plan.hit_share:.1%} of the experts that a token chooses are in memory",
-        f"{plan.missed_per_token:.2f} are missed per token, which reads ",
+        f"{plan.missed_per_token:.2f} per token are not, which reads ",
         f"hotcold bench with `ram_budget={exact_size(ram)}` measures it",
     ):
         assert line in str(plan)
@@ -204,13 +204,18 @@ def test_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = [*plan, "--ram-budget", exact_size(budget(model, 0.4, context=128))]
     assert cli.main(args) == 0
     out = capsys.readouterr().out
-    assert "missed per token" in out and f"hotcold bench with --ram-budget {args[-1]} measures it" in out
+    assert (
+        "per token are not, which reads" in out
+        and f"hotcold bench with --ram-budget {args[-1]} measures it" in out
+    )
     for more in (["--vram-budget", "1GiB"], ["--hardware", "rtx4090-i9"]):
         line = refused(capsys, *args, *more)
-        assert f"--ram-budget plans for the CPU alone: leave out {more[0]}" in line
-    assert "this model has none" in refused(capsys, "plan", "-m", str(model_path()), "--ram-budget", "1GiB")
+        assert f"--ram-budget plans only for the CPU: leave out {more[0]}" in line
+    assert "this model has no experts" in refused(
+        capsys, "plan", "-m", str(model_path()), "--ram-budget", "1GiB"
+    )
     for_gpu = [*plan, "--sparsity", "off", "--vram-budget", "1GiB"]
-    assert "--sparsity is for a plan of main memory" in refused(capsys, *for_gpu)
+    assert "--sparsity needs --ram-budget" in refused(capsys, *for_gpu)
 
 
 @pytest.mark.parametrize("size", ["0", "0B", "1B", "1KiB"])

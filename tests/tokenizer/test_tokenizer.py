@@ -271,7 +271,7 @@ def test_no_bos_is_added_whose_id_no_token_has() -> None:
     types = [int(NORMAL)] * 271
     tokenizer = Tokenizer.from_metadata(metadata(bos_token_id=271, token_type=types, add_bos_token=True))
     assert tokenizer.encode("a") == tokenizer.encode("a", add_bos=False)
-    assert "no BOS is added to texts, since the file's is no token" in tokenizer.notes
+    assert "no BOS is added to texts, since the id in the file is not a token" in tokenizer.notes
 
 
 STATED = {"add_bos_token": True, "add_eos_token": False}
@@ -286,7 +286,7 @@ STATED = {"add_bos_token": True, "add_eos_token": False}
         ),
         (
             {"token_type": None, "eos_token_id": 2},
-            "has no tokenizer.ggml.token_type: which tokens are special is guessed by their names",
+            "has no tokenizer.ggml.token_type: special tokens are recognised by their names",
         ),
         ({"add_bos_token": None}, "whether texts begin with BOS (tokenizer.ggml.add_bos_token): they do"),
         ({"add_bos_token": None, "bos_token_id": None, "token_type": [1] * 271}, None),
@@ -303,7 +303,7 @@ def test_a_vocabulary_without_an_end_is_said() -> None:
     keys["tokenizer.ggml.tokens"][2] = "<end>"
     tokenizer = Tokenizer.from_metadata(keys)
     assert tokenizer.stop_ids == frozenset()
-    assert tokenizer.notes == ("no token of the vocabulary ends a text: answers end where their length does",)
+    assert tokenizer.notes == ("no token of the vocabulary ends a text: answers end at their length limit",)
 
 
 def test_tokens_that_are_no_utf_8() -> None:

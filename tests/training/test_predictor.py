@@ -110,7 +110,7 @@ def test_with_a_relu_between(tmp_path: Path) -> None:
 def test_no_predictor_is_small_enough(tmp_path: Path) -> None:
     model = Model(dim=DIM, neurons=(NEURONS,), activation="relu")
     with pytest.raises(
-        PredictorError, match="layer 0: no predictor takes at most 1% of the FFN's 73728 bytes"
+        PredictorError, match="layer 0: no predictor fits in at most 1% of the FFN's 73728 bytes"
     ):
         trained(tmp_path, model, FitOptions("train", type="Q4_0", max_share=0.01))
 
@@ -206,7 +206,7 @@ def test_a_loss_that_is_not_finite_keeps_what_was_learned(tmp_path: Path) -> Non
     state = tmp_path / "state"
     learn(state, epochs=1)
     kept = state.read_bytes()
-    with pytest.raises(UserError, match=r"rank 32, epoch 2: .*; what was learned before is kept: .* `rate`"):
+    with pytest.raises(UserError, match=r"rank 32, epoch 2: .*; the state before it is kept: .* `rate`"):
         learn(state, epochs=3, rate=1e30)
     assert state.read_bytes() == kept
     assert np.isfinite(learn(state, epochs=3).second).all()

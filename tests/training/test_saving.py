@@ -99,7 +99,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     model = sparse("tiny-llama", "drelu")
     (tmp_path / "there").mkdir()
     for output in (tmp_path / "there", tmp_path / "no" / "such"):
-        with pytest.raises(UserError, match="a new folder in one that exists is needed"):
+        with pytest.raises(UserError, match="a new folder in an existing folder is needed"):
             save_sparse(model, output)
     with pytest.raises(UserError, match=r"threshold .one. needs held-out text: give texts or batches"):
         save_sparse(model, tmp_path / "sparse", threshold="one")

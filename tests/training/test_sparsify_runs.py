@@ -159,7 +159,7 @@ def test_more_tokens_continue_an_ended_run(text: Source, tmp_path: Path) -> None
     rates = [line["learning_rate"] for line in lines if "loss" in line]
     assert rates[:4] == rates[4:] and len(set(rates)) == 4  # rises and falls once more
     assert len(found.reports) == 8 and found.reports[-1].loss < found.reports[3].loss
-    with pytest.raises(UserError, match=r"holds a run of 1024 tokens, 1024 done: end it with these"):
+    with pytest.raises(UserError, match=r"holds a run of 1024 tokens, 1024 done: finish it with these"):
         sparsify(LLAMA, [text], tmp_path / "three", short, work=work)
 
 
@@ -280,9 +280,9 @@ def test_mistakes_are_refused_in_one_line(text: Source, tmp_path: Path) -> None:
     short, share = Source(tmp_path / "short.txt"), replace(text, share=0.5)
     assert "has no config.json" in refused(text, tmp_path, tmp_path / "empty")
     assert "short.txt has " in refused(text, tmp_path, LLAMA, short)
-    assert "give all a share, or none" in refused(text, tmp_path, LLAMA, text, share)
+    assert "give each a share, or none" in refused(text, tmp_path, LLAMA, text, share)
     assert "cannot be read: No such file" in refused(text, tmp_path, held_out=tmp_path / "no.txt")
-    assert "the model knows 128 positions" in refused(text, tmp_path, context=129)
+    assert "the model has 128 positions" in refused(text, tmp_path, context=129)
     assert "a new folder" in refused(text, tmp_path, output=tmp_path / "empty")
     assert "a new folder" in refused(text, tmp_path, output=tmp_path / "nowhere" / "sparse")
     for device in ("cuda:99", "x"):

@@ -86,7 +86,7 @@ def test_200_conversations_as_in_transformers() -> None:
 def test_conversations_that_cannot_be_learned() -> None:
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
     for template, wrong, given in (
-        (PLAIN, "without a message of the role 'assistant': there is no answer", messages[:1]),
+        (PLAIN, "a conversation has no message of the role 'assistant'", messages[:1]),
         (None, "the tokenizer has no chat template", messages),
         ("{{ raise_exception('no') }}", "cannot render a conversation: no", messages),
         ("{{ messages | length }}" + PLAIN, "writes answers in another way", messages),
@@ -149,9 +149,9 @@ def test_rows_that_cannot_be_read(encoder: Encoder, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             token_file(path, encoder, tmp_path / "cache")
     for name, data, message in (
-        ("bad.jsonl", b'{"text": "a"}\n{"text"', "line 2 is no JSON object"),
+        ("bad.jsonl", b'{"text": "a"}\n{"text"', "line 2 is not a JSON object"),
         ("bad.txt", b"Heidi\xff", "is not UTF-8|byte"),
-        ("bad.parquet", b"PAR0", "is no Parquet file|pip install pyarrow"),
+        ("bad.parquet", b"PAR0", "is not a Parquet file|pip install pyarrow"),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UserError, match=message):

@@ -26,9 +26,9 @@ def test_the_same_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"text": "abd"}, "was begun with text 'abc', and now it is 'abd': give the same, or name another"),
-        ({"recall": 0.95}, "was begun with recall 0.99, and now it is 0.95"),
-        ({"threads": 2}, "was begun with threads None, and now it is 2"),
+        ({"text": "abd"}, "was started with text 'abc', not 'abd': give the same value, or another"),
+        ({"recall": 0.95}, "was started with recall 0.99, not 0.95"),
+        ({"threads": 2}, "was started with threads None, not 2"),
     ],
 )
 def test_another_run_is_refused(other: dict[str, str | float], message: str, tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_what_cannot_be_a_work_folder(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("dear")
     for path, message in (
-        (tmp_path / "letters", "has other files: name a folder that is new, empty"),
-        (tmp_path / "letters" / "a.txt", "cannot be used: File exists; name another folder"),
+        (tmp_path / "letters", "has other files: give a folder that is new, empty"),
+        (tmp_path / "letters" / "a.txt", "cannot be used: File exists; give another folder"),
         (tmp_path / "no" / "such", "cannot be used: No such file or directory"),
     ):
         with pytest.raises(UserError, match=message):
@@ -51,7 +51,7 @@ def test_what_cannot_be_a_work_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["letters", "a.txt"]
     for damaged in (b"", b"[]", b'{"text"', b"\xff{}", b"[" * 100_000):
         (tmp_path / "letters" / "run.json").write_bytes(damaged)
-        with pytest.raises(UserError, match="name another folder"):
+        with pytest.raises(UserError, match="give another folder"):
             WorkFolder.open(tmp_path / "letters", FACTS)
 
 
@@ -62,5 +62,5 @@ def test_room_counts_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     held = 1000 + (tmp_path / "run.json").stat().st_size
     monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=500))
     work.need(held + 500)
-    with pytest.raises(UserError, match=r"GiB are needed, and 0\.00 GiB are free: take fewer `tokens`"):
+    with pytest.raises(UserError, match=r"GiB are needed, and 0\.00 GiB are free: use fewer `tokens`"):
         work.need(held + 501)

@@ -278,4 +278,4 @@ class AsyncLLM:
 
 def _check_plain(options: Mapping[str, Any]) -> None:
     if options.get("constraint") is not None:
-        raise UserError("a constraint cannot cross to the engine's process: give a grammar")
+        raise UserError("AsyncLLM takes no constraint, since its engine is another process: give a grammar")

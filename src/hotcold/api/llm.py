@@ -73,7 +73,7 @@ class LLM:
         thread: steps of other threads would take events of its requests."""
         engine = self._engine  # another thread may close this LLM
         if engine is None:
-            raise UserError("this LLM is closed: make another")
+            raise UserError("this LLM is closed: create a new one")
         return engine
 
     @property
@@ -227,7 +227,7 @@ class LLM:
     def _request(self, job: Job, constraint: Constraint | None) -> Request:
         if job.grammar is not None:
             if constraint is not None:
-                raise UserError("a grammar and a constraint are both given: one is allowed")
+                raise UserError("a grammar and a constraint are both given: give one of them")
             grammars = self._of_grammars()
             constraint = grammars.constraint(grammars.check(job.grammar))
         return Request(job, constraint)
@@ -275,7 +275,7 @@ def embedded(prompt: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompt]  # type: ignore[list-item]
     prompts: list[Prompt] = [*prompt]
     if not prompts:
-        raise UserError("there are no texts: give one at least")
+        raise UserError("there are no texts: give at least one")
     check_each(prompts)
     return prompts
 
@@ -290,7 +290,7 @@ def is_one(prompt: object) -> bool:
     """Returns whether a value is one prompt: a text, an array, or a sequence that begins with a number."""
     if not isinstance(prompt, str | np.ndarray | Sequence) or isinstance(prompt, bytes | bytearray):
         kind = type(prompt).__name__
-        raise UserError(f"a prompt is of type {kind}: a text, token ids, or a list of these is needed")
+        raise UserError(f"a prompt has the type {kind}: a text, token ids, or a list of these is needed")
     if isinstance(prompt, str | np.ndarray):
         return True
     return len(prompt) > 0 and isinstance(prompt[0], Real)
@@ -300,4 +300,6 @@ def check_each(prompts: Sequence[Prompt]) -> None:
     """Raises UserError if an entry of a list of prompts is a list of prompts."""
     for prompt in prompts:
         if not is_one(prompt) and len(prompt):
-            raise UserError("a prompt in a list is a list: a text or a sequence of token ids is needed")
+            raise UserError(
+                "a list of prompts holds a list of texts: each prompt is a text or a flat list of token ids"
+            )

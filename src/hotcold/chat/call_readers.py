@@ -73,7 +73,7 @@ def valid_arguments(text: str) -> str | None:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 class _Object:

@@ -124,7 +124,9 @@ class Chat:
             self._check_length(context, [marks.restored(str.__str__(text))])
         ids = encode_rendered(self._tokenizer, text, marks)
         if not ids:
-            raise TemplateError("the model's chat template made an empty prompt of these messages")
+            raise TemplateError(
+                "the model's chat template gives an empty prompt for these messages: add a message with text"
+            )
         return ids
 
     def borders(self, ids: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
@@ -280,7 +282,9 @@ class Chat:
             raise TemplateError(f"the model's chat template has {size} bytes: {allowed}")
         if continue_last and messages[-1]["role"] != "assistant":
             seen = shown(messages[-1]["role"])
-            raise TemplateError(f"the last message is of {seen}: only an assistant's can be continued")
+            raise TemplateError(
+                f"the last message has the role {seen}: only one of the assistant can be continued"
+            )
         texts = [template, *texts_of(messages), *texts_of(tools), *texts_of(values)]
         # ``end`` marks the end of the last message; the others replace the marks of calls.
         end, *of_calls = unused(1 + CALL_MARKS, texts)
@@ -308,7 +312,10 @@ class Chat:
             return text, marks
         end = marks.forward[ord(end)]
         if end not in text:
-            raise TemplateError("the model's chat template leaves out the last message: start a new one")
+            raise TemplateError(
+                "the model's chat template drops the last message, so it cannot be "
+                "continued: add a new message"
+            )
         return text[: text.rindex(end)], marks
 
     def _traits_of(self, template: str) -> Traits:

@@ -75,12 +75,14 @@ def check_values(values: Mapping[str, TemplateValue]) -> dict[str, TemplateValue
     """Returns a request's values for the template. Raises MessageError for a value other than a boolean, a
     number or a string, or for a reserved name."""
     if not isinstance(values, Mapping) or len(values) > MOST_VALUES:
-        raise MessageError(f"template arguments are {shown(values)}: up to {MOST_VALUES} names are allowed")
+        raise MessageError(
+            f"template arguments are {shown(values)}: an object of up to {MOST_VALUES} names is needed"
+        )
     for name, value in values.items():
         if not isinstance(name, str) or not _VALUE_NAME.fullmatch(name):
             raise MessageError(f"template argument {shown(name)}: a name of letters, digits and _ is needed")
         if name in RESERVED:
-            raise MessageError(f"template argument {name} is not for requests: leave it out")
+            raise MessageError(f"template argument {name} is set by the server: leave it out")
         if not isinstance(value, bool | int | float | str):
             raise MessageError(
                 f"template argument {name} is {shown(value)}: true, false, numbers and strings are allowed"
@@ -123,7 +125,9 @@ def _message(where: str, message: Mapping[str, Any]) -> Message:
         checked[name] = value
     if calls is not None and calls != []:
         if role != "assistant" or not isinstance(calls, list | tuple):
-            raise MessageError(f"{where}.tool_calls is {shown(calls)}: only assistants have them, in a list")
+            raise MessageError(
+                f"{where}.tool_calls is {shown(calls)}: a list is needed, and only the role assistant has one"
+            )
         for i, call in enumerate(calls):
             _check_call(f"{where}.tool_calls[{i}]", call)
         checked["tool_calls"] = calls
@@ -212,4 +216,4 @@ def _deep(value: object) -> bool:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

@@ -67,7 +67,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator == "**" and not (abs(left) < 1 << 32 and abs(right) < 64):
             raise SecurityError("the template computes a power that is too large")
         if operator == "%" and isinstance(left, str) and re.search(r"[0-9]{7}|\*", left):
-            raise SecurityError("the template formats a text that is too wide")
+            raise SecurityError("the template pads a text to too many characters")
         return super().call_binop(context, operator, left, right)
 
     def _to_json(

@@ -78,7 +78,7 @@ class TemplateProcess:
     def _take(self) -> GuardedProcess:
         with self._free:
             if self._closed:
-                raise TemplateError("this chat is closed: make another")
+                raise TemplateError("this chat is closed: create a new one")
             if not self._idle and self._started < MOST_PROCESSES:
                 self._idle.append(_new_process(self._seconds))
                 self._started += 1
@@ -86,7 +86,7 @@ class TemplateProcess:
                 busy = f"all {MOST_PROCESSES} processes that render chat templates are busy"
                 raise RequestError(f"{busy}: try again later", "queue_full", self._wait_seconds)
             if self._closed:
-                raise TemplateError("this chat is closed: make another")
+                raise TemplateError("this chat is closed: create a new one")
             return self._idle.pop()
 
     def _give(self, process: GuardedProcess) -> None:

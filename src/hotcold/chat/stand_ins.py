@@ -74,7 +74,7 @@ def stand_ins(names: Iterable[str], texts: Iterable[str]) -> StandIns:
     free = (character for area in _PRIVATE for character in map(chr, area) if character not in used)
     marked = "".join(character for character, _ in zip(free, plain, strict=False))
     if len(marked) < len(plain):
-        raise UserError("the text has nearly all private characters of Unicode: leave some out")
+        raise UserError("the text uses nearly all private-use characters of Unicode: remove some of them")
     return StandIns(plain, marked)
 
 

@@ -104,7 +104,7 @@ def _read(function: Mapping[str, Any], open: bool) -> Rewritten:
     schema = schema or _NO_ARGUMENTS
     name = shown(function["name"])
     if not isinstance(schema, dict) or schema.get("type") != "object":
-        raise GrammarError(f"the parameters of the tool {name} are no schema of type 'object'")
+        raise GrammarError(f"the parameters of the tool {name} are not a schema of type 'object'")
     try:
         return read(schema, strict=function.get("strict") is True, open=open)
     except GrammarError as error:

@@ -1,1 +1,1 @@
-"""Parses a command, calls, and prints; one file per verb."""
+"""The command line: one file per command, which parses options, calls the library and prints the result."""

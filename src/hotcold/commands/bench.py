@@ -1,4 +1,5 @@
-"""Measures the speed of prompts and of generation, the bytes read, and the memory bandwidth meanwhile."""
+"""Measures the speed of prompts and of generation, the bytes read, and the memory bandwidth at the same
+time."""
 
 import argparse
 
@@ -20,14 +21,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(1, MOST_SEQUENCES),
         default=1,
         metavar="N",
-        help=f"sequences; {DECODE_ROWS} are decoded together, more take turns (default: 1)",
+        help=f"number of sequences; a step decodes up to {DECODE_ROWS} of them (default: 1)",
     )
-    add("-r", "--repetitions", type=number(1), default=5, metavar="N", help="rounds to measure (default: 5)")
+    add(
+        "-r",
+        "--repetitions",
+        type=number(1),
+        default=5,
+        metavar="N",
+        help="number of measured rounds (default: 5)",
+    )
     add(
         "--draft",
         choices=["look-up", "none"],
-        help="look-up: draft the tokens that followed the same text before; none: no drafts (default: the "
-        "drafts of the file's draft block, if it has one)",
+        help="look-up: draft tokens from earlier text (prompt lookup); none: no draft tokens (default: the "
+        "draft block of the model's file, if it has one)",
     )
     add("--no-draft", dest="draft", action="store_const", const="none", help="the same as --draft none")
     add(
@@ -35,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(1, DECODE_ROWS - 1),
         default=DRAFT_MAX,
         metavar="N",
-        help=f"the most guesses of a sequence in a step (default: {DRAFT_MAX})",
+        help=f"at most N draft tokens per sequence and step (default: {DRAFT_MAX})",
     )
     add(
         "--timeline",
         type=options.file_path,
         metavar="FILE",
-        help="run one more round and write a Chrome trace of it: when the GPU and the CPU worked and waited",
+        help="run one more round and write a Chrome trace of when the GPU and the CPU worked and waited",
     )
     options.add_model_options(parser)
     options.add_json_option(parser)

@@ -28,14 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"at most N tokens per answer; -1: until the context is full (default: {ANSWER_TOKENS}, or a "
         "quarter of a small context)",
     )
-    parser.add_argument("--load", type=options.file_path, metavar="FILE", help="continue what /save wrote")
+    parser.add_argument(
+        "--load", type=options.file_path, metavar="FILE", help="continue a conversation that /save wrote"
+    )
     parser.add_argument(
         "--history",
         type=options.file_path,
         metavar="FILE",
-        help="keep typed lines in this file (default: they are forgotten)",
+        help="keep the history of typed lines in this file (default: no file)",
     )
-    parser.add_argument("--no-figures", action="store_true", help="print no figures after answers")
+    parser.add_argument("--no-figures", action="store_true", help="print no speed after answers")
     options.add_plain_option(parser)
     options.add_template_options(parser)
     options.add_model_options(parser)
@@ -66,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _history(path: Path | None) -> Path | None:
-    """Checks the file of ``--history``. UserError: lines could not be written there at the end."""
+    """Checks the file of ``--history``. UserError: lines could not be written to it at the end."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise UserError(f"--history {path}: a file in a folder that exists is needed")
+        raise UserError(f"--history {path}: a file in an existing folder is needed")
     return path
 
 
@@ -86,7 +88,7 @@ def _talk(terminal: Terminal, lines: LineInput) -> int:
                 continue
             if asked_to_quit:
                 return 0
-            say("(Ctrl-C once more, Ctrl-D or /quit ends)")
+            say("(to end: Ctrl-C again, Ctrl-D or /quit)")
             asked_to_quit = True
             continue
         except UserError as error:

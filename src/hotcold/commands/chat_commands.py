@@ -16,7 +16,7 @@ from hotcold.values import LARGEST, printable, whole
 class _Command:
     usage: str
     what: str
-    run: Callable[[Terminal, str], None]  #: gets the text after the name
+    run: Callable[[Terminal, str], None]  #: is called with the text after the name
 
     @property
     def takes_text(self) -> bool:
@@ -30,19 +30,19 @@ def run_command(terminal: Terminal, line: str) -> bool:
     name, _, argument = line.strip().partition(" ")
     name, argument = name.removeprefix("/").lower(), argument.strip()
     if argument and (name in ("quit", "exit", "bye") or (name in COMMANDS and not COMMANDS[name].takes_text)):
-        raise UserError(f"/{name} stands alone: leave out {printable(argument, 40)!r}")
+        raise UserError(f"/{name} takes no argument: leave out {printable(argument, 40)!r}")
     if name in ("quit", "exit", "bye"):
         return False
     if name not in COMMANDS:
         close = get_close_matches(name, [*COMMANDS, "quit"], n=1)
-        hint = f"; did you mean /{close[0]}?" if close else ": /help lists all"
+        hint = f"; did you mean /{close[0]}?" if close else ": /help lists the commands"
         raise UserError(f"there is no command /{printable(name, 40)}{hint}")
     COMMANDS[name].run(terminal, argument)
     return True
 
 
 def completions(line: str) -> list[str]:
-    """The names of commands that begin as a line does; for commands that name a file, the files."""
+    """Returns the commands that begin like a line; for commands that take a file, the matching files."""
     name, space, argument = line.partition(" ")
     if not space:
         return [each for each in (*(f"/{each}" for each in COMMANDS), "/quit") if each.startswith(name)]
@@ -63,20 +63,20 @@ def completions(line: str) -> list[str]:
 def _help(_terminal: Terminal, _argument: str) -> None:
     for command in COMMANDS.values():
         say(f"{command.usage:<18}{command.what}")
-    say(f"{'/quit':<18}end, as Ctrl-D does")
+    say(f"{'/quit':<18}end the chat, as Ctrl-D does")
     say('A \\ at the end of a line, or """ before and after, make several lines one')
     say("message. Ctrl-C stops an answer, which stays as far as it came.")
 
 
 def _clear(terminal: Terminal, _argument: str) -> None:
     terminal.conversation.clear()
-    say("the conversation begins anew")
+    say("a new conversation begins")
 
 
 def _undo(terminal: Terminal, _argument: str) -> None:
     text = terminal.conversation.undo()
     if text is None:
-        raise UserError("there is nothing to take back")
+        raise UserError("there is no message to take back")
     say(f"taken back: {printable(text, 60)}")
 
 
@@ -116,7 +116,9 @@ def _path(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         user = printable(text.partition("/")[0], 40)
-        raise UserError(f"{user} names nobody's folder here: write the whole path, or ./ before it") from None
+        raise UserError(
+            f"{user} is not a user of this machine: give the whole path, or put ./ before it"
+        ) from None
 
 
 _NUMBERS = {
@@ -132,14 +134,14 @@ _WHOLE = ("top-k", "repeat-last-n", "seed")
 
 
 def _set(terminal: Terminal, argument: str) -> None:
-    """Sets a value; ``/set`` alone shows all. Names are those of options, or of values that the template
-    reads."""
+    """Sets a value; ``/set`` alone shows all. The names are those of options and of values of the
+    template."""
     name, _, text = argument.partition(" ")
     name, text = name.lstrip("-").replace("_", "-"), text.strip()
     if not name:
         for each, field in _NUMBERS.items():
             value = getattr(terminal.params, field)
-            say(f"{each:<18}{'drawn anew' if value is None else value}")
+            say(f"{each:<18}{'random' if value is None else value}")
         say(f"{'n':<18}{-1 if terminal.max_tokens == LARGEST else terminal.max_tokens}")
         for each, value in terminal.values.items():
             say(f"{each:<18}{value}")
@@ -173,14 +175,14 @@ def _number(name: str, text: str, *, is_whole: bool) -> float | int:
 
 
 COMMANDS = {
-    "help": _Command("/help", "list these commands", _help),
-    "clear": _Command("/clear", "begin anew; the system message stays", _clear),
-    "undo": _Command("/undo", "take back your last message and what came after it", _undo),
-    "retry": _Command("/retry", "another answer to your last message", _retry),
-    "more": _Command("/more", "go on with the last answer", _more),
-    "system": _Command("/system [TEXT]", "show or set how the model is to behave; - takes it away", _system),
-    "save": _Command("/save FILE", "write the conversation as JSON", _save),
-    "load": _Command("/load FILE", "go on with one that was written", _load),
-    "set": _Command("/set [NAME VALUE]", "show or change temp, top-k, n, seed and others", _set),
-    "stats": _Command("/stats", "what the last answer took, and how full the context is", _stats),
+    "help": _Command("/help", "list the commands", _help),
+    "clear": _Command("/clear", "begin a new conversation; the system message stays", _clear),
+    "undo": _Command("/undo", "take back your last message and its answer", _undo),
+    "retry": _Command("/retry", "generate another answer to your last message", _retry),
+    "more": _Command("/more", "continue the last answer", _more),
+    "system": _Command("/system [TEXT]", "show or set the system message; - removes it", _system),
+    "save": _Command("/save FILE", "save the conversation as JSON", _save),
+    "load": _Command("/load FILE", "load a saved conversation", _load),
+    "set": _Command("/set [NAME VALUE]", "show or change settings: temp, top-k, n, seed and more", _set),
+    "stats": _Command("/stats", "show the speed of the last answer and the context in use", _stats),
 }

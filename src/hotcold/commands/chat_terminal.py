@@ -1,4 +1,4 @@
-"""A conversation with a loaded model: what is asked and answered, printed as it comes."""
+"""A conversation with a loaded model in the terminal: it asks, generates and prints answers."""
 
 import sys
 from dataclasses import replace
@@ -37,19 +37,19 @@ class Terminal:
         max_tokens: int,
         plain: bool = False,
     ) -> None:
-        """``plain``: whether answers are printed as in a pipe, whatever standard output is."""
+        """``plain``: whether answers are printed as in a pipe, on any standard output."""
         model = session.model
         self.session, self.conversation, self.params = session, conversation, params
         self.max_tokens = max_tokens
         self.values: dict[str, TemplateValue] = {}  #: values for the template
         self.interrupted = False  #: whether Ctrl-C ended the last answer
-        self.figures = True  #: whether a line of figures follows each answer
-        self.verbose = False  #: whether it has all figures
+        self.figures = True  #: whether answers end with a line of figures
+        self.verbose = False  #: whether this line has all figures
         self.chat = Chat(model.tokenizer, model.chat_metadata, model.name)
         self._engine = Engine(session, speculation=speculation_of(session))
         self._interrupts = interrupts
         self._last: list[str] = []  # figures of the last answer
-        self._used = 0  # positions that it took
+        self._used = 0  # positions of the last answer
         self._left_out = 0  # the message that the last prompt began with, beside the system's
         self._plain = plain
         self._ended: Message | None = None  # the last answer that the model itself has ended
@@ -64,8 +64,8 @@ class Terminal:
             say("/help lists commands, Ctrl-C stops an answer, Ctrl-D ends\n")
 
     def ask(self, text: str) -> None:
-        """A message of the user and the answer to it. UserError: it cannot be answered; then it was not
-        said."""
+        """Answers a message of the user. UserError: it cannot be answered, and is not part of the
+        conversation."""
         note_left_out(self.session.model.tokenizer, text)
         before = list(self.conversation.messages)
         self.conversation.messages.append({"role": "user", "content": text})
@@ -82,7 +82,7 @@ class Terminal:
             self.conversation.messages = messages[:-1]
         if not self.conversation.messages or self.conversation.messages[-1]["role"] != "user":
             self.conversation.messages = messages
-            raise UserError("there is nothing to answer yet")
+            raise UserError("there is no message to answer yet")
         try:
             self._answer()
         except UserError:
@@ -90,11 +90,11 @@ class Terminal:
             raise
 
     def more(self) -> None:
-        """Continues the last answer. UserError: there is none, or the model has ended it."""
+        """Continues the last answer. UserError: there is none, or the model ended it."""
         if not self.conversation.answered:
-            raise UserError("there is no answer to go on with")
+            raise UserError("there is no answer to continue")
         if self.conversation.messages[-1] is self._ended:
-            raise UserError("the last answer is complete: ask for more in words, or /retry for another one")
+            raise UserError("the last answer is complete: write a message, or /retry for another answer")
         self._answer(go_on=True)
 
     def stats(self) -> None:
@@ -149,13 +149,16 @@ class Terminal:
             shown = self._last if self.verbose else short_figures(request, figures)
             print_figures(shown, plain=self._plain)
         if request.context_full:
-            say(f"note: the context of {self.session.model.context} tokens is full: /clear, or see -c")
+            say(
+                f"note: the context of {self.session.model.context} tokens is full: /clear empties it, and "
+                "-c sets a larger one"
+            )
         elif request.finish_reason == "length":
-            say(f"note: cut after {self.max_tokens} tokens: /more goes on, /set n sets another length")
+            say(f"note: cut after {self.max_tokens} tokens: /more continues, /set n sets another limit")
 
     def _prompt(self, go_on: bool) -> list[int]:
-        """Tokens of as many of the last messages as leave room for an answer in the context; what is left out
-        is told once."""
+        """Returns the tokens of the last messages, as many as leave space for an answer in the context.
+        Prints a note once about messages that are left out."""
         messages, context = self.conversation.messages, self.session.model.context
         first = 1 if self.conversation.system else 0
         turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "user"]
@@ -168,8 +171,10 @@ class Terminal:
             if len(ids) + min(self.max_tokens, context // 4) <= context:
                 break
         if len(ids) >= context:
-            fix = "/clear makes room, and -c a larger context"
-            raise UserError(f"the last message makes {len(ids)} tokens, and the context has {context}: {fix}")
+            fix = "shorten it, use /clear, or start with a larger -c"
+            raise UserError(
+                f"the last message needs {len(ids)} tokens, and the context holds {context}: {fix}"
+            )
         if start != self._left_out:
             self._left_out = start
             say(f"note: the first {start - first} messages no longer fit in the context and are left out")
@@ -193,7 +198,7 @@ class Terminal:
 
 
 class Printer:
-    """Collects the parts of an answer, and shows them. ``before`` is the answer that it continues, if any."""
+    """Collects the parts of an answer and prints them. ``before`` is the answer that it continues, if any."""
 
     def __init__(self, display: Display, before: str | None = None) -> None:
         self.content = ""

@@ -1,4 +1,4 @@
-"""The ``hotcold`` command: picks the verb, imports only its module, and turns errors into one line.
+"""The ``hotcold`` command: it finds the command, imports only its module, and turns errors into one line.
 
 Exit codes: 0 done; 2 a mistake of the user, in a file or of the machine; 70 a defect of this program (both
 give one line on stderr); 130 interrupted by Ctrl-C; 141 the reader of stdout has gone. ``python -X dev -m
@@ -19,22 +19,22 @@ from hotcold.version import __version__
 #: functions: ``add_arguments(parser)`` and ``run(args)``. ``run`` returns the exit code, or raises an error
 #: of :data:`FOR_THE_USER` with a message for the user.
 VERBS: tuple[tuple[str, str], ...] = (
-    ("generate", "write text from a prompt"),
-    ("serve", "answer requests over HTTP, as OpenAI's API does"),
+    ("generate", "generate text from a prompt"),
+    ("serve", "serve a model over HTTP, with OpenAI's API and others"),
     ("chat", "chat with a model in the terminal"),
-    ("embed", "turn texts into vectors"),
+    ("embed", "compute embeddings of texts"),
     ("info", "describe a model file"),
     ("tokenize", "turn text into token ids"),
     ("perplexity", "measure how well a model predicts a text"),
     ("bench", "measure prompt and generation speed"),
-    ("fit-predictor", "make the predictors of --sparsity predicted"),
-    ("profile", "count how often each neuron fires on a text"),
+    ("fit-predictor", "make predictors for --sparsity predicted"),
+    ("profile", "count how often each neuron is active on a text"),
     ("plan", "plan what a GPU computes, and predict the speed"),
     ("doctor", "describe this machine and measure its memory"),
     ("sparsify", "train a checkpoint until most of its neurons are zero"),
-    ("convert", "turn a checkpoint into a GGUF file, or change such a file"),
-    ("imatrix", "measure which weights matter, for hotcold quantize"),
-    ("quantize", "write a GGUF file with smaller block types"),
+    ("convert", "convert a checkpoint to a GGUF file, or change a GGUF file"),
+    ("imatrix", "make an importance matrix for hotcold quantize"),
+    ("quantize", "quantise a GGUF file to smaller block types"),
     ("pull", "download a model from the Hugging Face hub"),
     ("list", "list downloaded models"),
     ("remove", "delete a downloaded model"),
@@ -43,7 +43,7 @@ VERBS: tuple[tuple[str, str], ...] = (
 #: Other names of verbs, as other programs have them.
 ALIASES = {"run": "chat"}
 
-#: Errors that a user can mend. All others are defects of this program.
+#: Errors that a user can fix. All others are defects of this program.
 FOR_THE_USER = (UserError, OSError, MemoryError)
 
 EXIT_ERROR = 2
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # not at interpreter exit: a full disk or a closed pipe is told below
+        sys.stdout.flush()  # not at interpreter exit: a full disk or a closed pipe is reported below
         return code
     except KeyboardInterrupt:
         _say("\nhotcold: interrupted" if sys.stderr.isatty() else "hotcold: interrupted")
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _say(f"hotcold: error: {_one_line(error)}")
             return EXIT_ERROR
         seen = f"{type(error).__name__}: {_one_line(error)}"
-        _say(f"hotcold: internal error: {seen} (please report; `python -X dev -m hotcold` shows where)")
+        _say(f"hotcold: internal error: {seen} (please report it; `python -X dev -m hotcold` shows where)")
         return EXIT_DEFECT
     finally:
         _abandon_broken(sys.stdout)
@@ -94,12 +94,12 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     names = [*(name for name, _ in VERBS), *ALIASES, "help"]
     if argv[0].startswith("-"):
-        raise UserError(f"a command comes before {argv[0]!r}: {', '.join(names)}")
+        raise UserError(f"a command is needed before {argv[0]!r}: choose from {', '.join(names)}")
     _check_verb(argv[0], names)
     if argv[0] != "help":
         return _run_verb(ALIASES.get(argv[0], argv[0]), argv[1:])
     if len(argv) > 2:
-        raise UserError(f"help is for one command, not {len(argv) - 1}: hotcold help {argv[1]}")
+        raise UserError(f"help describes one command, not {len(argv) - 1}: try hotcold help {argv[1]}")
     if len(argv) == 1 or argv[1] == "help":
         print(_overview())
         return 0
@@ -132,13 +132,14 @@ def _overview() -> str:
     lines += [*(f"  {name:<14}the same as {verb}" for name, verb in ALIASES.items()), ""]
     lines += ["options:", "  -h, --help    show this text", "  --version     show the version"]
     lines += ["  --completion bash|zsh|fish", "                print a script that completes commands", ""]
-    lines += ["`hotcold help COMMAND` describes one command. The first to try:", ""]
+    lines += ["`hotcold help COMMAND` describes one command. Try first:", ""]
     lines += ['  hotcold generate -p "Once upon a time"']
     return "\n".join(lines)
 
 
 def _is_for_the_user(error: BaseException | None) -> bool:
-    """True also if such an error ended another thread, and only the end of that thread was noticed."""
+    """Returns whether a user can fix the error, or the error that ended another thread and caused this
+    one."""
     if isinstance(error, RuntimeError):
         error = error.__cause__
     return isinstance(error, FOR_THE_USER)

@@ -1,4 +1,4 @@
-"""Decides whether a terminal is drawn on, and prints in quiet colours there."""
+"""Decides whether a stream is a terminal with colours, and prints dim text there."""
 
 import os
 import sys
@@ -18,13 +18,13 @@ def colourless() -> bool:
 
 
 def quiet(text: str, stream: TextIO) -> str:
-    """A text in dim letters, if the stream is a terminal that may have colours."""
+    """Returns a text in dim letters if the stream is a terminal with colours."""
     return f"{_DIM}{text}{_END}" if text and drawable(stream) and not colourless() else text
 
 
 def quiet_prompt(text: str) -> str:
-    """A prompt for ``input`` in dim letters. The marks around the colours tell GNU Readline that these take
-    no room; the readline of BSD knows no such marks."""
+    """Returns a prompt for ``input`` in dim letters. The marks around the colours tell GNU Readline that they
+    have no width; BSD's readline does not know such marks."""
     readline = sys.modules.get("readline")
     if readline is None or "libedit" in (readline.__doc__ or "") or colourless() or not drawable(sys.stdout):
         return text

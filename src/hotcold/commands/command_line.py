@@ -1,4 +1,4 @@
-"""Reads a verb's command line; errors are one line, and llama.cpp's other names are understood."""
+"""Reads the options of a command. Errors are one line, and llama.cpp's names of options are understood."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A hint at the known word that was probably meant; may be empty."""
+    """Returns a hint at the known word that was probably meant; may be empty."""
     if word.startswith("-") and f"-{word}" in known:
         return f"; did you mean -{word}?"
     matches = get_close_matches(word, known, n=1)
@@ -41,8 +41,8 @@ class OneLineParser(argparse.ArgumentParser):
         return args
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Argparse's guesses at a word that is no option: a prefix of a name, or a short name with its value.
-        There are none here, so a text such as ``-h is for help`` stays a text."""
+        """Returns no matches. Argparse would accept prefixes of names, and short names joined with a value;
+        without them a text such as ``-h is for help`` stays a text."""
         return []
 
     @property
@@ -55,7 +55,7 @@ class OneLineParser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def format_help(self) -> str:
-        """The usage names what must be given; the list below it has the rest."""
+        """Returns the help. Its usage line has only the required options; the list below has all."""
         formatter = self._get_formatter()
         groups = [group for group in self._mutually_exclusive_groups if group.required]
         ways = [action for group in groups for action in group._group_actions]
@@ -82,7 +82,7 @@ class _Words:
         self._notes: list[str] = []
 
     def understood(self) -> tuple[list[str], list[str]]:
-        """The words for argparse, and notes. UserError: an option is unknown, or refused."""
+        """Returns the words for argparse, and notes. UserError: an option is unknown, or refused."""
         while self._left:
             word = self._left.pop(0)
             if word == "--":
@@ -97,7 +97,7 @@ class _Words:
         return self._found, self._notes
 
     def _own(self, word: str) -> list[str]:
-        """The words of an option of this program; empty for an option of llama.cpp."""
+        """Returns the words of an option of this program; empty for an option of llama.cpp."""
         names = self._parser.names
         if word in names or word.partition("=")[0] in names:
             return [word]
@@ -120,42 +120,43 @@ class _Words:
         row = next((each for each in rows if re.fullmatch(each.when, value)), rows[-1])
         seen = f"{name} {value}".strip()
         if row.outcome == NO:
-            raise UserError(f"{name} of llama.cpp is not for `{self._parser.prog}`: {row.text}")
+            raise UserError(f"{name} of llama.cpp does not exist in `{self._parser.prog}`: {row.text}")
         if row.outcome == IS:
             words = [each.format(value) for each in row.text.split()]
             if words[0] not in self._parser.names:
                 self._parser.unknown(word)
             self._found += words
-            self._notes.append(f"{seen} is {' '.join(words)} here")
+            self._notes.append(f"{seen} is read as {' '.join(words)}")
         else:
-            self._notes.append(f"{seen} changes nothing: {row.text}")
+            self._notes.append(f"{seen} has no effect: {row.text}")
 
     def _is_for(self, row: Row) -> bool:
-        """True if the row applies to this command: most rows are for commands that run a model."""
+        """Returns whether the row applies to this command: most rows are for commands that run a model."""
         return "--threads" in self._parser.names and (not row.verbs or self._parser.verb in row.verbs.split())
 
     def _value(self, name: str, takes: str) -> str:
-        """The value of an option: the next word; may be empty for an option that needs none."""
+        """Returns the value of an option: the next word. It may be empty if the option needs none."""
         following = self._left[0] if self._left else None
         if "|" in takes:
             return self._left.pop(0) if following in takes.split("|") else ""
         if following is None or _is_option(following):
-            self._parser.error(f"{name} needs a value, {takes}")
+            self._parser.error(f"{name} needs a value: {takes}")
         return self._left.pop(0)
 
 
 def _is_option(word: str) -> bool:
-    """True if argparse takes the word for an option; other words that begin with a dash are values."""
+    """Returns whether argparse takes the word for an option; other words that begin with a dash are
+    values."""
     return len(word) > 1 and word[0] == "-" and " " not in word and not _NEGATIVE.fullmatch(word)
 
 
 def module_of(verb: str) -> ModuleType:
-    """The module of a verb, which is imported only now."""
+    """Imports and returns the module of a command."""
     return importlib.import_module(f"hotcold.commands.{verb.replace('-', '_')}")
 
 
 def parser_of(verb: str) -> OneLineParser:
-    """The parser of a verb's command line, with its options."""
+    """Returns the parser of a command, with its options."""
     module = module_of(verb)
     parser = OneLineParser(prog=f"hotcold {verb}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)

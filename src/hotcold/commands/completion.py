@@ -10,7 +10,7 @@ from hotcold.errors import UserError
 SHELLS = ("bash", "zsh", "fish")
 _ALWAYS = ("--help", "--version")
 
-#: A word is completed from the words of the command's line; what they do not have is the name of a file.
+#: Completes a word from the options and choices of the command, else as the name of a file.
 _BASH = """\
 _hotcold() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words= found
@@ -34,9 +34,10 @@ complete -o default -F _hotcold hotcold
 
 
 def script(shell: str, verbs: Sequence[tuple[str, str]]) -> str:
-    """The script for a shell; ``verbs`` are names with a line about each. UserError: another shell."""
+    """Returns the script for a shell; ``verbs`` are names with a line about each. UserError: another
+    shell."""
     if shell not in SHELLS:
-        raise UserError(f"--completion {shell}{nearest(shell, SHELLS)}: it is one of {', '.join(SHELLS)}")
+        raise UserError(f"--completion {shell}{nearest(shell, SHELLS)}: choose from {', '.join(SHELLS)}")
     if shell == "fish":
         return _fish(verbs)
     first = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n" if shell == "zsh" else ""
@@ -81,12 +82,12 @@ def _fish(verbs: Sequence[tuple[str, str]]) -> str:
 
 
 def shown_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The options and arguments that ``--help`` shows."""
+    """Returns the options and arguments that ``--help`` shows."""
     return [action for action in parser._actions if action.help != argparse.SUPPRESS]
 
 
 def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """The help of an option in one line, with its default filled in."""
+    """Returns the help of an option in one line, with its default filled in."""
     return " ".join(parser._get_formatter()._expand_help(action).split()) if action.help else ""
 
 

@@ -1,4 +1,4 @@
-"""Reads names of control tokens in texts, such as those that a chat template writes: an option and a note."""
+"""An option that reads names of control tokens in a text as control tokens, and a note without it."""
 
 import argparse
 from contextlib import suppress
@@ -11,7 +11,7 @@ from hotcold.errors import UserError
 if TYPE_CHECKING:
     from hotcold.tokenizer.tokenizer import Tokenizer
 
-_NAMED = 3  # names of a note
+_NAMED = 3  # limit of names in a note
 
 
 def add_option(parser: argparse._ActionsContainer) -> None:
@@ -19,19 +19,23 @@ def add_option(parser: argparse._ActionsContainer) -> None:
         "--special",
         "--parse-special",
         action="store_true",
-        help="read names of control tokens in the text, such as <|im_end|>, as these tokens",
+        help="read names of control tokens in the text, such as <|im_end|>, as control tokens, not as "
+        "plain text",
     )
 
 
 def note_files(args: argparse.Namespace, model: Path | None, *texts: Path | None) -> None:
-    """Prints a note where a file has names of control tokens that are read as characters."""
+    """Prints a note if a file has names of control tokens that are read as plain text."""
     if args.special:
         return
     from hotcold.demo import model_path
     from hotcold.formats.gguf import open_gguf
     from hotcold.tokenizer.tokenizer import Tokenizer
 
-    with suppress(UserError), open_gguf(model or model_path()) as file:  # the command itself names a mistake
+    with (
+        suppress(UserError),
+        open_gguf(model or model_path()) as file,
+    ):  # the command itself reports the mistake
         tokenizer = Tokenizer.from_metadata(file.metadata)
         for text in texts:
             if text is not None:
@@ -39,9 +43,9 @@ def note_files(args: argparse.Namespace, model: Path | None, *texts: Path | None
 
 
 def note_names(args: argparse.Namespace, tokenizer: "Tokenizer", text: str, source: str) -> None:
-    """Prints a note where a text has names of control tokens that are read as characters."""
+    """Prints a note if a text has names of control tokens that are read as plain text."""
     names = [] if args.special else [name for name in tokenizer.control_names.values() if name in text]
     if names:
         listed = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
-        read = f"{source} has names of control tokens ({listed}), which are read as characters"
-        options.print_notes([f"{read}: --special reads them as these tokens"])
+        read = f"{source} has names of control tokens ({listed}), which are read as plain text"
+        options.print_notes([f"{read}: --special reads them as control tokens"])

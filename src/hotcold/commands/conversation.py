@@ -1,4 +1,4 @@
-"""Holds a conversation whose turns can be undone, repeated, written to a file and read."""
+"""A conversation whose turns can be undone and repeated, and which can be saved and loaded."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,12 @@ from hotcold.values import printable
 
 
 class Conversation:
-    """A conversation. ``messages`` are those for :meth:`hotcold.LLM.chat`: maybe a system message, then
-    turns."""
+    """A conversation. ``messages`` are the messages for :meth:`hotcold.LLM.chat`: perhaps a system message,
+    then turns."""
 
     def __init__(self, system: str = "") -> None:
         self.messages: list[Message] = []
-        self._file: Path | None = None  # the file that may be overwritten
+        self._file: Path | None = None  # the file that was saved or loaded before, and may be overwritten
         self.set_system(system)
 
     @property
@@ -38,7 +38,8 @@ class Conversation:
         del self.messages[1 if self.system else 0 :]
 
     def undo(self) -> str | None:
-        """Removes the last user message and everything after it, and returns it; None if there is none."""
+        """Removes the last user message and everything after it. Returns the message; None if there is
+        none."""
         for i in reversed(range(len(self.messages))):
             if self.messages[i]["role"] == "user":
                 text = str(self.messages[i]["content"])
@@ -52,8 +53,8 @@ class Conversation:
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
     def save(self, path: Path) -> None:
-        """Writes the messages as JSON. UserError: the file exists, and is not the one that was written or
-        read before."""
+        """Writes the messages as JSON. UserError: the file exists, and was not saved or loaded by this
+        conversation."""
         if path.exists() and path != self._file:
             raise UserError(f"{printable(str(path), 4096)} exists already: choose another name")
         text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
@@ -62,15 +63,17 @@ class Conversation:
         self._file = path
 
     def load(self, path: Path) -> None:
-        """Replaces this conversation by a file of :meth:`save`. UserError: it is no conversation."""
+        """Replaces this conversation by a file of :meth:`save`. UserError: the file is not a conversation."""
         if not path.is_file():
-            raise UserError(f"{printable(str(path), 4096)} is no file: /save writes one")
+            raise UserError(f"{printable(str(path), 4096)} is not a file: give one that /save wrote")
         try:
             found: Any = json.loads(read_text(path))
             messages = check_messages(found["messages"])
             messages = [{**each, "content": content_text(each["content"])} for each in messages]
         except (KeyError, TypeError, RecursionError):
-            raise UserError(f"{printable(str(path), 4096)} is no conversation: /save writes one") from None
+            raise UserError(
+                f"{printable(str(path), 4096)} is not a conversation: give a file that /save wrote"
+            ) from None
         except ValueError as error:
-            raise UserError(f"{printable(str(path), 4096)} is no conversation: {error}") from None
+            raise UserError(f"{printable(str(path), 4096)} is not a conversation: {error}") from None
         self.messages, self._file = messages, path

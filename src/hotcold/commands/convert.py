@@ -38,21 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--type",
         type=str.lower,
         metavar="TYPE",
-        help=f"block type of a checkpoint's matrices: {', '.join(FILE_TYPES).lower()} (default: f16); of a "
-        "GGUF file, that of down matrices that change (default: as they are)",
+        help=f"of a checkpoint: block type of its matrices, {', '.join(FILE_TYPES).lower()} (default: "
+        "f16); of a GGUF file: block type of the down matrices that --down changes (default: "
+        "unchanged)",
     )
     add(
         "--down",
         choices=DOWN_LAYOUTS,
-        help="rows of the down matrix: by_neuron, for sparse modes, or by_output, which other tools expect "
-        "(default: by_neuron if a checkpoint's activation gives zeros; of a GGUF file, as it is)",
+        help="layout of the down matrices: by_neuron, for sparse modes, or by_output, as in llama.cpp "
+        "(default: by_neuron for a checkpoint whose activation gives zeros; unchanged for a GGUF file)",
     )
     add(
         "--predictors",
         type=options.file_path,
         metavar="PATH",
-        help="folder of PowerInfer's predictors (model_0.pt, ...) to put into the file; for a GGUF file also "
-        "a file of fit-predictor: PowerInfer's format comes out",
+        help="folder of PowerInfer's predictors (model_0.pt, ...) to put into the file; for a GGUF file "
+        "also a predictor file of hotcold fit-predictor; the output is then in PowerInfer's format",
     )
     add("--force", action="store_true", help="replace the output file if it exists")
     options.add_json_option(parser)
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-draft",
         action="store_true",
-        help="leave out blocks that guess tokens (multi-token prediction), which make generation faster",
+        help="leave out the draft block (multi-token prediction), which makes generation faster",
     )
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the folder's name)")
     group.add_argument("--license", metavar="SPDX", help="general.license, such as mit")
@@ -73,28 +74,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--format",
         choices=("gguf", "powerinfer"),
-        help="what to write (default: as IN; powerinfer with --predictors)",
+        help="format of OUT (default: that of IN; powerinfer with --predictors)",
     )
     group.add_argument(
         "--take-predictors",
         type=options.file_path,
         metavar="FILE",
-        help="write the predictors inside IN to this file, for OUT, which is then without",
+        help="move the predictors of IN to this new file; OUT has none",
     )
     group.add_argument(
         "--hot-first",
         type=options.file_path,
         metavar="PROFILE",
-        help="put each expert's neurons into the order in which they fire (by a file of hotcold profile), so "
-        "that cold ones can stay on the disk with --ram-budget; prints what that is worth. A predictor "
-        "beside IN goes along, and the rows of a neuron then lie side by side",
+        help="sort each expert's neurons by how often they are active (PROFILE is from hotcold profile), "
+        "so that cold neurons can stay on the disk with --ram-budget; prints the expected gain. A "
+        "predictor file next to IN is sorted, too, and each neuron's rows are then stored together",
     )
     group.add_argument(
         "-f",
         "--file",
         type=options.file_path,
         metavar="TEXT",
-        help="measure on this text how far OUT's predictions are from IN's, all neurons computed",
+        help="measure on this text how much OUT's predictions differ from IN's, with all neurons computed",
     )
     control_tokens.add_option(group)
 
@@ -105,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     gguf = args.source.is_file()
     for name in _FOR_CHECKPOINTS if gguf else _FOR_GGUF:
         if getattr(args, name) not in (None, False):
-            kind = "folders of checkpoints" if gguf else "GGUF files"
+            kind = "a checkpoint folder" if gguf else "a GGUF file"
             flag = "-f" if name == "file" else f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} is for {kind}, and {args.source} is none")
+            raise UserError(f"{flag} is only for {kind}, and {args.source} is not one")
     return _change_layout(args) if gguf else _convert(args)
 
 
@@ -142,7 +143,7 @@ def _change_layout(args: argparse.Namespace) -> int:
     kind = f"{done.format}, {done.nbytes / 1e6:.1f} MB"
     print(f"{output}: {kind}, tensors: {types}, down {done.down_layout}", file=sys.stderr)
     if cost is not None:
-        print(f"over {len(cost.kl)} tokens", *cost.lines("against the old file"), sep="\n")
+        print(f"over {len(cost.kl)} tokens", *cost.lines("compared with the old file"), sep="\n")
     report = {
         "output": str(output),
         "bytes": done.nbytes,
@@ -160,10 +161,10 @@ def _change_layout(args: argparse.Namespace) -> int:
 def _hot_first(args: argparse.Namespace, output: Path) -> int:
     if other := [name for name in _NOT_HOT_FIRST if getattr(args, name) is not None]:
         raise UserError(
-            f"--hot-first changes the order alone: --{other[0].replace('_', '-')} is for another file"
+            f"--hot-first only changes the order of neurons: leave out --{other[0].replace('_', '-')}"
         )
     if args.file is not None:
-        raise UserError("--hot-first loses nothing, so there is nothing to measure with -f")
+        raise UserError("--hot-first does not change results: leave out -f")
     start = time.perf_counter()
     with progress("converting", in_bytes=True) as advance:
         done, worth = hot_first(
@@ -183,10 +184,10 @@ def _hot_first(args: argparse.Namespace, output: Path) -> int:
 def _notes(done: Rewritten, cost: Divergence | None, args: argparse.Namespace) -> list[str]:
     notes = [*done.notes]
     if done.requantised and cost is None:
-        ask = "-f TEXT measures what that costs, and a float file would have lost nothing"
-        notes.append(f"the blocks of {done.requantised} down matrices were made anew: {ask}")
+        ask = "-f TEXT measures the loss, and a conversion from a float file has none"
+        notes.append(f"{done.requantised} down matrices were quantised again: {ask}")
     if args.take_predictors is not None:
-        notes.append(f"{args.take_predictors} has the predictors, for {done.output}")
+        notes.append(f"{args.take_predictors} has the predictors of {done.output}")
     return notes
 
 

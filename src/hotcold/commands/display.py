@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _INTERVAL_S = 0.04  # between two drawings
-_SHARE = 9  # and at least so many times what the last one took
+_SHARE = 9  # and at least this multiple of the time of the last drawing
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
-#: Characters that would steer the terminal, and those that count as line breaks.
+#: Characters that would control the terminal, and line breaks.
 _CONTROLS: dict[int, str] = {
     **dict.fromkeys((*range(32), *range(127, 160)), _REPLACED),
     **dict.fromkeys((0x0A, 0x2028, 0x2029), "\n"),
@@ -25,17 +25,17 @@ _CONTROLS: dict[int, str] = {
 
 class Display(Protocol):
     def write(self, text: str, *, thinking: bool = False) -> None:
-        """Shows more text, or more of the thinking before it."""
+        """Shows more text, or more of the thinking."""
 
     def resume(self, text: str) -> None:
-        """Takes a text that was shown before, which the next one continues."""
+        """Takes the text shown before, which the next text continues."""
 
     def end(self, *, always: bool = False) -> None:
-        """Ends the text with a line break; ``always``: as it is, even if it ends with one."""
+        """Ends the text with a line break; with ``always`` also if it ends with one."""
 
 
 def display(*, plain: bool) -> Display:
-    """The display of standard output."""
+    """Returns the display for standard output."""
     return PlainDisplay() if plain or not drawable(sys.stdout) else MarkdownDisplay()
 
 
@@ -60,15 +60,17 @@ class PlainDisplay:
 
 
 class MarkdownDisplay:
-    """Draws Markdown on a terminal: the block that still grows is drawn again and again, the others stay.
-    Thinking is wrapped, and no Markdown. Where the terminal's width changes, what fits on the screen is drawn
-    anew: terminals break the lines that they have at any letter."""
+    """Draws Markdown on a terminal. The block that still grows is drawn again; earlier blocks stay. Thinking
+    is wrapped, and is not Markdown. If the width of the terminal changes, the text on the screen is drawn
+    again, because terminals break existing lines at any letter."""
 
     def __init__(self) -> None:
         self._columns = 0
         self._lines = LiveLines(0)
         self._open = ""  # the text whose lines may change
-        self._settled: list[tuple[str, bool]] = []  # the text before it, in parts, and which is thinking
+        self._settled: list[
+            tuple[str, bool]
+        ] = []  # the parts of text before it, each with whether it is thinking
         self._gap = False  # whether an empty line comes before it
         self._thinking = False
         self._due = 0.0
@@ -95,10 +97,12 @@ class MarkdownDisplay:
         self._lines.finish()
 
     def _fit(self) -> None:
-        """Takes the size that the terminal has now."""
+        """Reads the current size of the terminal."""
         size = shutil.get_terminal_size()
         self._lines.rows = size.lines
-        columns = max(size.columns - 1, 20)  # a terminal that counts a column more breaks no line
+        columns = max(
+            size.columns - 1, 20
+        )  # one column less, so that a terminal that counts one more breaks no line
         if columns == self._columns:
             return
         before, self._columns, self._console = self._columns, columns, None
@@ -115,7 +119,7 @@ class MarkdownDisplay:
         self._lines.restart(shown[1:] if shown and not shown[0] else shown)
 
     def _turn(self, thinking: bool) -> None:
-        """Goes from thinking to the text, or back."""
+        """Switches from thinking to the text, or back."""
         if self._open.strip():
             self._draw(last=True)
             self._lines.finish()
@@ -147,14 +151,14 @@ class MarkdownDisplay:
         self._due = now + max(_INTERVAL_S, _SHARE * (now - began))
 
     def _blocks(self, text: str) -> list[tuple[int, list[str]]]:
-        """Where each block of a text begins, and its lines."""
+        """Returns where each block of a text begins, and its lines."""
         from hotcold.commands.markdown import blocks, lines_of
 
         console = self._with_styles()
         return [(block.start, lines_of(block, console)) for block in blocks(text)]
 
     def _thoughts(self, text: str) -> list[tuple[int, list[str]]]:
-        """Where each line of thinking begins, and the lines that it takes."""
+        """Returns where each line of thinking begins, and its wrapped lines."""
         from hotcold.commands.markdown import plain_lines
 
         console, style = self._with_styles(), "italic" if colourless() else "dim"

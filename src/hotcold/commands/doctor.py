@@ -16,19 +16,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=options.new_file,
         metavar="FILE",
-        help="also write the figures to a new file, for hotcold plan --hardware",
+        help="also write the figures to this new file, for hotcold plan --hardware",
     )
     parser.add_argument(
         "--disk",
         type=options.file_path,
         metavar="FILE",
-        help="also measure the disk of a large file, such as a model, by reads of it for some seconds",
+        help="also measure the disk of this large file, such as a model, by reading it for a few seconds",
     )
     parser.add_argument(
         "--gpu",
         metavar="NAME|INDEX|off",
-        help="the GPU to measure: a part of its name, or its number in what this command lists; off: only "
-        "the CPU (default: a discrete card, else an integrated GPU; never software)",
+        help="the GPU to measure: part of its name, or its number in this command's list; off: only the "
+        "CPU (default: a discrete GPU, else an integrated one; never a software driver)",
     )
     options.add_json_option(parser)
 

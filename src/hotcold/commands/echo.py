@@ -1,4 +1,4 @@
-"""Keeps what is typed while a program prints out of what it prints."""
+"""Keeps typed keys out of the output while a program prints."""
 
 import contextlib
 import os
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def unseen_typing() -> Iterator[None]:
-    """Shows no key that is typed meanwhile. The keys are kept for whoever reads next, and Ctrl-C works.
-    Without a terminal, or on Windows, nothing changes."""
+    """A context that hides typed keys. The next reader gets the keys, and Ctrl-C works. Without a terminal,
+    or on Windows, it has no effect."""
     fd = _own_terminal()
     if fd is None:
         yield
@@ -28,8 +28,8 @@ def unseen_typing() -> Iterator[None]:
 
 
 def _own_terminal() -> int | None:
-    """The terminal of standard input; None where there is none, or another program has it: a program in the
-    background that changes it would be stopped."""
+    """Returns the terminal of standard input. None: there is no terminal, or another program has it. Changing
+    it from the background would stop this program."""
     if sys.platform == "win32":
         return None
     try:

@@ -1,5 +1,6 @@
-"""Prints the vectors of texts, a line of JSON each, of length 1. How a text's vectors become one is what the
-model's file names, as those of Qwen3-Embedding do, or what --pooling states, else the last token's vector."""
+"""Prints the embeddings of texts: one line of JSON with a vector of length 1 for each text. The pooling is
+that of the model's file, as in Qwen3-Embedding, or of --pooling; without both it is the last token's
+vector."""
 
 import argparse
 import io
@@ -11,7 +12,7 @@ from hotcold.commands import control_tokens, options
 from hotcold.errors import UserError
 from hotcold.runtime.pooling import Pooling, names_pooling
 
-_UNNAMED = "the model's file names no pooling: the last token's vector is taken; --pooling states another one"
+_UNNAMED = "the model's file does not say how to pool: the last token's vector is used (--pooling last)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="a text; may be repeated (default: each line of standard input is one)",
     )
-    add("-f", "--file", type=options.file_path, metavar="FILE", help="a file with a text in each line")
+    add("-f", "--file", type=options.file_path, metavar="FILE", help="file with one text per line")
     options.add_pooling_option(add)
     control_tokens.add_option(parser)
     options.add_model_options(parser)

@@ -12,7 +12,7 @@ from hotcold.values import size
 
 
 def print_figures(figures: list[str], *, plain: bool = False) -> None:
-    """Prints figures on stderr; on a terminal, lines are broken between figures only, and in dim letters
+    """Prints figures on stderr. On a terminal, lines are broken only between figures, and letters are dim
     unless ``plain``."""
     if not sys.stderr.isatty():
         print(" | ".join(figures), file=sys.stderr)
@@ -24,20 +24,20 @@ def print_figures(figures: list[str], *, plain: bool = False) -> None:
 
 
 def disk_figures(figures: Figures) -> list[str]:
-    """Tells what was read of experts that do not lie in memory; nothing where all do."""
+    """Returns the figures of reads of experts from the disk; empty if all experts are in memory."""
     share, nbytes = figures.expert_hit_share, figures.disk_bytes_per_token
     stalls, seconds = figures.stalls_per_token, figures.stall_s_per_token
     if share is None or nbytes is None or stalls is None or seconds is None:
         return []
     return [
-        f"{share:.1%} of what was named of experts in memory",
+        f"expert cache hit rate {share:.1%}",
         f"{size(int(nbytes))} from disk per token",
-        f"{stalls:.1f} waits per token, {seconds * 1e3:.1f} ms together",
+        f"{stalls:.1f} stalls per token, {seconds * 1e3:.1f} ms in all",
     ]
 
 
 def short_figures(request: Request, figures: Figures) -> list[str]:
-    """Returns the figures that each answer ends with: its tokens, their speed, and whether it was cut off."""
+    """Returns the figures that end each answer: its tokens, their speed, and whether it was cut off."""
     n = len(request.output)
     speed = f", {figures.tok_s:.1f} tokens/s" if figures.tok_s else ""
     cancelled = ", interrupted" if request.finish_reason == "cancelled" else ""
@@ -45,7 +45,7 @@ def short_figures(request: Request, figures: Figures) -> list[str]:
 
 
 def figures_of(request: Request, figures: Figures) -> list[str]:
-    """The figures of a request, without those for which the run was too short."""
+    """Returns the figures of a request, without the ones that need a longer run."""
     parts = []
     if figures.prompt_tok_s:
         reused = f" ({request.reused} reused)" if request.reused else ""
@@ -60,7 +60,7 @@ def figures_of(request: Request, figures: Figures) -> list[str]:
             parts.append(f"{options.scaled(figures.params_per_token)} parameters per token")
     parts += disk_figures(figures)
     if request.guessed:
-        parts.append(f"{request.accepted} of {request.guessed} guessed tokens right")
+        parts.append(f"{request.accepted} of {request.guessed} draft tokens accepted")
     if request.finish_reason == "cancelled":
         parts.append("interrupted")
     return parts

@@ -1,9 +1,7 @@
-"""Makes the predictors of --sparsity predicted from a text, and measures their quality.
-
-Writes them to a file. Commands find it as MODEL.predictor.gguf beside the model. The file also stores what
-predictors cost and gain. --sparsity auto uses them if two things hold: the perplexity on held-out text is at
-most 1.001 times that of exact, by the upper end of a 95 % interval, and generation is faster in every
-round."""
+"""Makes predictors for --sparsity predicted from a text, measures their quality, and writes them to a file.
+Commands find the file as MODEL.predictor.gguf next to the model. The file also stores the cost and the gain.
+--sparsity auto uses the predictors if two things hold: the perplexity on held-out text is at most 1.001 times
+that of exact, by the upper end of a 95 % interval, and generation is faster in every round."""
 
 import argparse
 from pathlib import Path
@@ -20,15 +18,8 @@ from hotcold.training.options import TrainOptions
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, path, number = parser.add_argument, options.file_path, options.number
-    add("-f", "--file", type=path, required=True, metavar="TEXT", help="file of text to fit to, UTF-8")
-    add(
-        "-o",
-        "--output",
-        type=options.new_file,
-        required=True,
-        metavar="FILE",
-        help="file to write",
-    )
+    add("-f", "--file", type=path, required=True, metavar="TEXT", help="UTF-8 text file to fit to")
+    add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="file to write")
     add(
         "--method",
         choices=tuple(INPUTS),
@@ -46,9 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recall",
         type=number,
         metavar="R",
-        help="share of the active neurons to find (default: 0.99; trained: as their own thresholds give)",
+        help="share of the active neurons that predictors must find (default: 0.99; trained: as their own "
+        "thresholds give)",
     )
-    add("--weighted", action="store_true", help="weigh neurons in --recall by how much they add")
+    add(
+        "--weighted",
+        action="store_true",
+        help="weight the neurons in --recall by how much they contribute to the output",
+    )
     add(
         "--type",
         type=str.upper,
@@ -74,14 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.whole_number(1),
         default=16384,
         metavar="N",
-        help="compare perplexity with that of exact on N held-out tokens at most, until it is decided "
-        "(default: 16384)",
+        help="compare perplexity with that of exact on at most N held-out tokens; stops early when the "
+        "result is clear (default: 16384)",
     )
     add(
         "--held-out",
         type=path,
         metavar="TEXT",
-        help="file with the text to judge by (default: the last fifth of -f, which is not fitted to)",
+        help="held-out text file to judge the predictors by (default: the last fifth of -f)",
     )
     _add_training(parser)
     options.add_model_options(parser, sparsity=False, context=options.TEXT_WINDOW)
@@ -96,30 +92,37 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--work",
         type=options.file_path,
         metavar="FOLDER",
-        help="folder for what the run has so far: after a kill the same command goes on (default: FILE.work)",
+        help="folder for the state of the training, from which the same command continues after an "
+        "interruption (default: FILE.work)",
     )
     group.add_argument(
         "--max-marked",
         type=options.number,
         metavar="X",
-        help="name at most X times the active neurons, if the limit of bytes allows (default: 1.5)",
+        help="predict at most X times as many neurons as are active, if --max-share allows it (default: 1.5)",
     )
     group.add_argument(
         "--epochs",
         type=options.whole_number(1),
         metavar="N",
-        help=f"passes over the text for each rank, at most (default: {defaults.epochs})",
+        help=f"at most N passes over the text for each rank (default: {defaults.epochs})",
     )
     group.add_argument(
-        "--rate", type=options.number, metavar="R", help=f"largest step of Adam (default: {defaults.rate})"
+        "--rate",
+        type=options.number,
+        metavar="R",
+        help=f"highest learning rate of Adam (default: {defaults.rate})",
     )
     group.add_argument(
-        "--relu", action="store_true", default=None, help="a ReLU between the factors, as PowerInfer's have"
+        "--relu",
+        action="store_true",
+        default=None,
+        help="put a ReLU between the two factors, as in PowerInfer's predictors",
     )
 
 
 def _training(args: argparse.Namespace) -> TrainOptions | None:
-    """None if no option of the training was given."""
+    """Returns the options of the training; None if none was given."""
     given = {name: getattr(args, name) for name in ("max_marked", "epochs", "rate", "relu")}
     chosen = {name: value for name, value in given.items() if value is not None}
     return TrainOptions(**chosen) if chosen else None
@@ -195,5 +198,5 @@ def run(args: argparse.Namespace) -> int:
     options.print_notes(fitted.setup.notes)
     print(in_flags(str(fitted)))
     if args.method == "train":
-        print(f"{args.work or f'{args.output}.work'}: holds the states of the training, and may be deleted")
+        print(f"{args.work or f'{args.output}.work'}: the state of the training, which may be deleted")
     return options.end(args, fitted.report() | {"output": str(args.output)})

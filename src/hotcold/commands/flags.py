@@ -20,7 +20,7 @@ FLAGS |= {"deadline_s": "--deadline", "timeout_s": "--timeout"}
 
 
 def in_flags(text: str) -> str:
-    """The text with flags for the options that it names."""
+    """Returns the text with flags instead of the names of options."""
     return _NAME.sub(_flag, text)
 
 

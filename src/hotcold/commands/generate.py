@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p",
         "--prompt",
         metavar="TEXT",
-        help="text to continue; - is standard input (default: what a pipe or a file brings there)",
+        help="text to continue; - reads standard input (default: standard input, if it is a pipe or a file)",
     )
     prompt.add_argument(
         "-f", "--file", type=options.file_path, metavar="FILE", help="file with the text to continue"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text; may be repeated",
+        help="stop before this text; may be repeated",
     )
     parser.add_argument("--no-display-prompt", action="store_true", help="print only the continuation")
     control_tokens.add_option(parser)
@@ -71,9 +71,11 @@ def run(args: argparse.Namespace) -> int:
     options.note_left_out(tokenizer, prompt)
     control_tokens.note_names(args, tokenizer, prompt, "the text")
     request = Request(replace(job, prompt=ids, params=params))
-    engine = Engine(session, reuse=False, speculation=speculation_of(session))  # one request shares nothing
+    engine = Engine(
+        session, reuse=False, speculation=speculation_of(session)
+    )  # a single request shares no pages
     engine.check(request)
-    shown = None if args.json else display(plain=args.plain)  # with --json the text is in the report alone
+    shown = None if args.json else display(plain=args.plain)  # with --json only the report has the text
     if shown is not None and not args.no_display_prompt:
         shown.write(prompt)
     pieces: list[Piece] = []
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if shown is not None:
             shown.end(always=True)
     if request.context_full:
-        note = f"note: stopped at the end of the context, {session.model.context} tokens (see -c)"
+        note = f"note: stopped: the context of {session.model.context} tokens is full (-c sets a larger one)"
         print(note, file=sys.stderr)
     figures = Figures.of(session.counters, session.footprint)
     model = [session.model.name, f"sparsity {session.sparsity}"] if args.verbose else []

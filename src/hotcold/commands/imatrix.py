@@ -21,18 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=options.MODEL_HELP,
     )
-    add("-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="file of text, UTF-8")
+    add("-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="UTF-8 text file")
     add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="file to write")
     add(
         "--chunks",
         type=options.whole_number(1),
         metavar="N",
-        help="take the first N windows of -c tokens (default: all)",
+        help="use only the first N windows of -c tokens (default: all)",
     )
     add(
         "--process-output",
         action="store_true",
-        help="measure the output matrix, too (default: only matrices of the layers, as llama.cpp does)",
+        help="also measure the output matrix (default: only matrices of the layers, as in llama.cpp)",
     )
     options.add_model_options(parser, sparsity=False, context=options.TEXT_WINDOW)
     control_tokens.add_option(parser)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     notes = _notes(found)
     options.print_notes(notes)
     tokens = found.chunks * found.chunk_size
-    windows = f"{tokens} tokens (windows of {found.chunk_size}: {found.chunks})"
+    windows = f"{tokens} tokens ({found.chunks} windows of {found.chunk_size})"
     print(f"{args.output}: inputs of {len(found)} matrices over {windows}, {tokens / seconds:.0f} tok/s")
     return options.end(
         args,
@@ -89,4 +89,4 @@ def _notes(found: ImportanceMatrix) -> list[str]:
         return []
     most = max(some, key=missed.__getitem__)
     seen = f"{len(some)} matrices have experts that no token chose ({most}: {missed[most]})"
-    return [f"{seen}: all of their weights will count alike; use more text"]
+    return [f"{seen}: the weights of such experts count equally; use more text"]

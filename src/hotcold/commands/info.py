@@ -22,7 +22,7 @@ from hotcold.placement.sizes import placed_by
 from hotcold.values import printable
 
 _WIDTH, _LABEL = 80, 16
-_LONGEST_LIST = 4096  # limit of reported lists of names, and of numbers per layer
+_LONGEST_LIST = 4096  # limit of items in reported lists
 _PREDICTOR = re.compile(r"blk\.(\d+)\.fc([12])\.weight")
 _DOWN = re.compile(r"blk\.\d+\.ffn_(down|down_t|down_exps)\.weight")
 #: Reported facts of an architecture, and their metadata keys without its name.
@@ -36,7 +36,7 @@ _NUMBERS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument("--tensors", action="store_true", help="list the tensors as well")
+    parser.add_argument("--tensors", action="store_true", help="also list the tensors")
     options.add_json_option(parser)
 
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(file: GGUFFile) -> dict[str, Any]:
-    """The report for ``--json``; None means that the file does not state it."""
+    """Returns the report for ``--json``; None means that the file does not state the value."""
     infos, metadata = file.tensors.values(), file.metadata
     architecture = _text(metadata.get("general.architecture"))
     tokens = metadata.get("tokenizer.ggml.tokens")
@@ -109,7 +109,8 @@ def _types(infos: Iterable[TensorInfo]) -> list[dict[str, Any]]:
 
 
 def _config(file: GGUFFile) -> tuple[Config | None, str | None]:
-    """A file that does not run here is shown all the same, with the reason in place of a configuration."""
+    """Returns the configuration. A file that cannot run here is still described, with the reason in place of
+    a configuration."""
     try:
         return Config.from_metadata(file.metadata, file.magic, file.tensors), None
     except ModelError as error:
@@ -117,8 +118,8 @@ def _config(file: GGUFFile) -> tuple[Config | None, str | None]:
 
 
 def _here(file: GGUFFile) -> dict[str, Any]:
-    """The memory that loading on the CPU needs now, and why the model cannot be loaded; ``refused`` is None
-    where it can."""
+    """Returns the memory that loading on the CPU needs now. ``refused`` is the reason why the model cannot be
+    loaded; None if it can."""
     from hotcold.kernels.gpus import OFF
     from hotcold.tasks.machine_plan import machine_plan
 
@@ -131,19 +132,18 @@ def _here(file: GGUFFile) -> dict[str, Any]:
 
 
 def _guesses(file: GGUFFile, config: Config | None) -> str | None:
-    """Says whether the file has a block that guesses tokens, and whether that is used; None: it has none."""
+    """Returns the draft block of the file, or why it is not used; None: the file has none."""
     if config is None or not config.drafting:
         return None
     found, why = with_draft(config, file.tensors)
     return (
-        f"by {options.size(draft_bytes(file, found))} of the file (blk.{config.layers})"
-        if found.draft
-        else why
+        f"draft block blk.{config.layers}, {options.size(draft_bytes(file, found))}" if found.draft else why
     )
 
 
 def _down_layout(file: GGUFFile, config: Config | None) -> str | None:
-    """``by_neuron`` or ``by_output`` as stored, None without an FFN; docs/formats.md says what follows."""
+    """Returns ``by_neuron`` or ``by_output`` as stored, None without an FFN; docs/formats.md explains
+    both."""
     names = [name for name in file.tensors if _DOWN.fullmatch(name)]
     if names and all("ffn_down_t." in name for name in names):
         return "by_neuron"
@@ -155,15 +155,15 @@ def _down_layout(file: GGUFFile, config: Config | None) -> str | None:
 
 
 def _neuron_order(file: GGUFFile) -> str | None:
-    """Says how the neurons of experts lie, where that is for a budget of memory; None: as anywhere."""
+    """Returns how a file with hot neurons first stores the rows of neurons; None for other files."""
     if file.metadata.get(HOT_FIRST_KEY) is not True:
         return None
-    rows = "a neuron's rows side by side" if file.side_by_side else "rows of gate, up and down apart"
-    return f"hot first, {rows}"
+    rows = "together" if file.side_by_side else "in separate tensors"
+    return f"hot first, the rows of a neuron {rows}"
 
 
 def _predictors(file: GGUFFile) -> dict[str, Any]:
-    """Facts about PowerInfer's predictors: how many layers have both factors, their ranks and size."""
+    """Returns facts about PowerInfer's predictors: number of layers with both factors, ranks and size."""
     factors = {m.groups(): info for name, info in file.tensors.items() if (m := _PREDICTOR.fullmatch(name))}
     layers = [layer for layer, which in factors if which == "1" and (layer, "2") in factors]
     threshold = _number(file.metadata.get("powerinfer.sparse_threshold", 0.0))
@@ -177,7 +177,7 @@ def _predictors(file: GGUFFile) -> dict[str, Any]:
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> list[str]:
-    """Names of the chat templates; ``default`` is used unless another is asked for."""
+    """Returns the names of the chat templates; ``default`` is used unless a request asks for another."""
     default = ["default"] if "tokenizer.chat_template" in metadata else []
     others = metadata.get("tokenizer.chat_templates")
     names = others if isinstance(others, list) else []
@@ -189,7 +189,7 @@ def _text(value: Any) -> str | None:
 
 
 def _numbers(value: Any) -> Any:
-    """A finite number, or a list of numbers where a file has one per layer; None for anything else."""
+    """Returns a finite number, or a list of numbers if a file has one per layer; None for anything else."""
     if isinstance(value, np.ndarray) and 0 < len(value) <= _LONGEST_LIST and value.dtype.kind in "iu":
         return value.tolist()
     return _number(value)
@@ -214,7 +214,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "file": path if len(path) <= room else f"...{path[3 - room :]}",
         "format": f"{container}, {options.size(report['file_bytes'])}",
         **{name: report[name] for name in ("name", "architecture", "fingerprint")},
-        "parameters": total if report["tensors"] else "none: a vocabulary only",
+        "parameters": total if report["tensors"] else "none (a vocabulary without a model)",
         **{name.replace("_", " "): _per_layer(report[name]) for name in _NUMBERS},
         "activation": report["activation"],
         "down layout": report["down_layout"],
@@ -267,10 +267,10 @@ def _tensor_lines(infos: list[TensorInfo]) -> list[str]:
 
 
 def _states_text(report: dict[str, Any]) -> str | None:
-    """Says what layers without positions keep of a sequence; None where there are no such layers."""
+    """Returns the size of the states of recurrent layers; None without such layers."""
     if not report["state_layers"]:
         return None
-    return f"{options.size(report['state_bytes'])} a sequence (layers: {report['state_layers']})"
+    return f"{options.size(report['state_bytes'])} per sequence (layers: {report['state_layers']})"
 
 
 def _predictor_text(report: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ class Interrupts:
         self._heard.set()
         self._pending = True
         if self._armed:
-            self._armed = False  # once: the code that handles the interrupt is not interrupted again
+            self._armed = False  # raised once, so that the code that handles it is not interrupted again
             raise KeyboardInterrupt
 
     def _watch(self, stack: contextlib.ExitStack) -> None:
@@ -88,4 +88,4 @@ class Interrupts:
 
 
 def _nothing(_signal: int, _frame: FrameType | None) -> None:
-    """Handles the signal that wakes a blocking read; the read then goes on."""
+    """Handles the signal that wakes a blocking read; the read then continues."""

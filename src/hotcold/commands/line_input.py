@@ -1,4 +1,4 @@
-"""Reads what a user types: messages of one or more lines, and commands."""
+"""Reads messages of one or more lines, and commands, from the user."""
 
 import contextlib
 import sys
@@ -15,13 +15,13 @@ Completions: TypeAlias = Callable[[str], list[str]]
 
 PROMPT, MORE = "> ", ". "
 _QUOTES = '"""'
-_HISTORY = 2000  # lines kept in the file
+_HISTORY = 2000  # limit of lines in the history file
 
 
 class LineInput:
-    """Reads messages from standard input; in a terminal with a prompt and editing. ``history`` is a file with
-    lines of earlier conversations, to which those of this one are added. ``plain``: whether the prompt has no
-    colour. ``completions`` returns the texts for the last word of a line that begins with a slash."""
+    """Reads messages from standard input, in a terminal with a prompt and editing. ``history`` is a file of
+    earlier lines, to which new lines are appended. ``plain``: whether the prompt has no colour.
+    ``completions`` returns completions of the last word of a line that begins with a slash."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class LineInput:
             self._readline.read_history_file(history)
 
     def read(self) -> str | None:
-        """The next message; None at the end. A backslash at the end of a line, or three quotes before and
-        after, make several lines one message. KeyboardInterrupt: Ctrl-C; the typed text is gone. UserError:
-        it is no text."""
+        """Returns the next message; None at the end. A backslash at the end of a line, or three quotes before
+        and after, make several lines one message. KeyboardInterrupt: Ctrl-C, and the typed text is dropped.
+        UserError: the input is not UTF-8."""
         line = self._line(PROMPT)
         if line is None:
             return None
@@ -60,7 +60,7 @@ class LineInput:
         return "\n".join(lines)
 
     def typed(self) -> bool:
-        """True if the line that Ctrl-C ended had text."""
+        """Returns whether the line that Ctrl-C ended had text."""
         return self._readline is not None and bool(self._readline.get_line_buffer())
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class LineInput:
 
 
 def _readline() -> ModuleType | None:
-    """The module that makes ``input`` edit lines; None on systems without it."""
+    """Returns the module that makes ``input`` edit lines; None on systems without it."""
     try:
         import readline
     except ImportError:

@@ -45,6 +45,8 @@ def _nothing(name: HubName | None) -> str:
 def _line(model: Cached) -> str:
     size = f"{options.size(model.nbytes):>11}"
     if not model.file:
-        return f"{size}  {'':<12}  {model.repo}: what is left of a download; pull goes on, remove deletes it"
+        return (
+            f"{size}  {'':<12}  {model.repo}: unfinished; hotcold pull continues, hotcold remove deletes it"
+        )
     named = f" ({', '.join(model.refs)})" if model.refs else ""
     return f"{size}  {model.commit[:12]}  {printable(f'hf:{model.repo}/{model.file}{named}', 2000)}"

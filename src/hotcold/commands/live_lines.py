@@ -1,4 +1,4 @@
-"""Draws lines at the end of a terminal's text that still change."""
+"""Draws the lines at the end of a terminal's text that still change."""
 
 import sys
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from itertools import takewhile
 
 
 class LiveLines:
-    """Lines that are drawn again where they differ. The cursor stays behind the last one. ``rows`` is the
-    height of the terminal: lines that have left it at the top stay as they are."""
+    """Lines that are drawn again where they differ. The cursor stays after the last line. ``rows`` is the
+    height of the terminal: lines above its top stay as they are."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -22,25 +22,25 @@ class LiveLines:
         self._rows = max(rows, 2)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Shows these lines in place of those that are not settled."""
+        """Draws these lines in place of the unsettled lines."""
         before, self._lines = self._lines, [*lines]
         if (text := self._change(before)) is not None:
             sys.stdout.write(text)
             sys.stdout.flush()
 
     def settle(self, count: int) -> None:
-        """The first lines will not change again."""
+        """Marks the first lines as final."""
         del self._lines[:count]
 
     def restart(self, lines: Sequence[str]) -> None:
-        """Pushes the screen's text out at the top, and shows the last of these lines, which are settled."""
+        """Scrolls the screen's text out at the top, and draws the last of these lines, which are final."""
         self._lines = []
         shown = "".join(f"{line}\n" for line in lines[1 - self._rows :])
         sys.stdout.write(f"\x1b[{self._rows};1H" + "\n" * self._rows + f"\x1b[H\x1b[J{shown}")
         sys.stdout.flush()
 
     def finish(self) -> None:
-        """All lines are settled, and the cursor goes to the next one."""
+        """Marks all lines as final, and moves the cursor to the next line."""
         self._lines = []
         sys.stdout.write("\n")
         sys.stdout.flush()

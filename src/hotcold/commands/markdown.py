@@ -1,4 +1,4 @@
-"""Renders Markdown as lines of a terminal, one block after the other. Nothing of the text is left out."""
+"""Renders Markdown as lines of a terminal, one block after the other, without dropping text."""
 
 import re
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ STYLES = Theme(
         "markdown.table.header": "bold",
     }
 )
-#: A line that may become a list, a heading, a rule or a table once more of it is there.
+#: A line that may become a list, a heading, a rule or a table when more text follows.
 _UNDECIDED = re.compile(r"[ >]*(?:[-+*=#~`|:_.][-+*=#~`|:_. ]*|\d{1,9}[.)]? *)?")
 _MOST_NESTING = 100  # lists in lists count twice
 _PARSER = MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["strikethrough", "table"])
@@ -41,17 +41,17 @@ _PARSER = MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["strik
 _PARSER.disable(["html_block", "html_inline", "reference", "image"])
 
 _LEAST_ROOM = 8  # columns for text
-_LEAST_COLUMN = 5  # of a table, with the space beside it
-_INDENTS = {"bullet_list": 3, "ordered_list": 6, "blockquote": 4}  # columns that rich takes for each
+_LEAST_COLUMN = 5  # of a table, with the space next to it
+_INDENTS = {"bullet_list": 3, "ordered_list": 6, "blockquote": 4}  # columns that rich needs for each
 
 
 @dataclass(frozen=True)
 class Block:
     """A paragraph, a list, a table and so on."""
 
-    start: int  #: of its text in the whole
+    start: int  #: start of its text in the whole text
     tokens: Sequence[Token]
-    text: str = ""  #: as it was written
+    text: str = ""  #: its text as written
 
 
 class _Heading(rich.Heading):
@@ -82,13 +82,14 @@ class _Markdown(rich.Markdown):
 
 
 def decided(text: str) -> str:
-    """The part of a growing text that can be shown: all but a last line that may become something else."""
+    """Returns the part of a growing text that can be shown: all except a last line that may become something
+    else."""
     start = text.rfind("\n") + 1
     return text[:start] if _UNDECIDED.fullmatch(text, start) else text
 
 
 def blocks(text: str) -> list[Block]:
-    """The blocks of a text. More text changes only the last one."""
+    """Returns the blocks of a text. More text changes only the last block."""
     starts = [0]
     for line in text.split("\n"):
         starts.append(starts[-1] + len(line) + 1)
@@ -108,7 +109,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def _as_written(token: Token) -> None:
-    """Keeps line breaks, and addresses that are links without a text of their own."""
+    """Keeps line breaks, and shows addresses of links without a text."""
     if token.children is None:
         return
     token.children = [each for each in token.children if each.info != "auto"]
@@ -118,18 +119,18 @@ def _as_written(token: Token) -> None:
 
 
 def lines_of(block: Block, console: Console) -> list[str]:
-    """The lines of a block, none of them wider than the console. One that is nested so deeply, or has so many
-    columns, that there would be no room for its text is shown as it was written."""
+    """Returns the lines of a block, none wider than the console. A block with too many levels or columns for
+    its text is shown as written."""
     if _room(block, console.width) < _LEAST_ROOM:
         return [line for text in block.text.split("\n") for line in plain_lines(text, "", console) or [""]]
     return _lines(_Markdown(block), console)
 
 
 def _room(block: Block, width: int) -> int:
-    """The columns that are left for the text of a block where it has the fewest of them."""
+    """Returns the columns for the text of a block at its narrowest place."""
     room = least = width
     if any(token.level >= _MOST_NESTING - 2 for token in block.tokens):
-        return 0  # the parser may have left out what lies deeper
+        return 0  # the parser may drop deeper levels
     for token in block.tokens:
         room -= token.nesting * _INDENTS.get(token.type.removesuffix("_open").removesuffix("_close"), 0)
         least = min(least, room)
@@ -138,7 +139,7 @@ def _room(block: Block, width: int) -> int:
 
 
 def plain_lines(text: str, style: str, console: Console) -> list[str]:
-    """The lines of a text that is no Markdown, wrapped at words."""
+    """Returns the lines of a text that is not Markdown, wrapped at words."""
     return _lines(Text(text, style), console)
 
 

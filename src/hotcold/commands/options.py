@@ -1,4 +1,4 @@
-"""Options that several verbs share, named as in llama.cpp, and the end of a command."""
+"""Options that several commands share, named as in llama.cpp, and the end of a command."""
 
 import argparse
 import json
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**31 - 1
 _CACHE_TYPE = "f16"
-TEXT_WINDOW = 512  #: the most positions of a window, where a command cuts a text into some and no -c is given
+TEXT_WINDOW = 512  #: default limit of positions of the windows into which commands cut a text
 MODEL_HELP = "GGUF file, or hf.co/OWNER/NAME:QUANT of the Hugging Face hub (default: the built-in model)"
 
 
 def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
-    """A parser of integers in ``low..high``, whose error names the values allowed."""
+    """Returns a parser of integers in ``low..high``, whose error names the allowed values."""
 
     def parse(text: str) -> int:
         try:
@@ -56,22 +56,22 @@ def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
 
 
 def threads(text: str) -> int | None:
-    """A parser of thread counts; -1 means the same as no option."""
+    """Parses a number of threads; -1 means the same as no option."""
     return None if text == "-1" else whole_number(1, 1024)(text)
 
 
 def context_size(text: str) -> int:
-    """A parser of context sizes; 0 means all positions of the model."""
+    """Parses a context size; 0 means all positions of the model."""
     return 0 if text == "0" else whole_number(2)(text)
 
 
 def token_count(text: str) -> int:
-    """A parser of limits of generated tokens; -1 means as many as there is room for."""
+    """Parses a limit of generated tokens; -1 means until the context is full."""
     return _LARGEST if text in ("-1", "-2") else whole_number(1)(text)
 
 
 def number(text: str) -> float:
-    """A parser of finite numbers; the code that uses a number checks its range."""
+    """Parses a finite number; the code that uses it checks its range."""
     try:
         value = float(text)
     except ValueError:
@@ -82,7 +82,7 @@ def number(text: str) -> float:
 
 
 def logit_bias(text: str) -> tuple[int, float]:
-    """A parser of ``15043+1``, ``15043-0.5`` and ``15043-inf``: a token id and what is added to its logit."""
+    """Parses ``15043+1``, ``15043-0.5`` and ``15043-inf``: a token id and the bias of its logit."""
     found = re.fullmatch(r"([0-9]{1,10})([+-](?:[0-9]{1,9}(?:\.[0-9]{1,9})?)|-inf)", text)
     if not found:
         raise argparse.ArgumentTypeError(
@@ -92,7 +92,7 @@ def logit_bias(text: str) -> tuple[int, float]:
 
 
 def byte_size(text: str) -> int:
-    """A parser of sizes, as :func:`read_size` reads them."""
+    """Parses a size, as :func:`read_size` does."""
     try:
         return read_size(text)
     except UserError as error:
@@ -100,20 +100,20 @@ def byte_size(text: str) -> int:
 
 
 def byte_sizes(text: str) -> int | tuple[int, ...]:
-    """A parser of one size, or of several with commas between them."""
+    """Parses one size, or several with commas between them."""
     sizes = tuple(byte_size(each.strip()) for each in text.split(","))
     return sizes if len(sizes) > 1 else sizes[0]
 
 
 def file_path(text: str) -> Path:
-    """A parser of paths, which refuses the empty one: it would silently mean this folder."""
+    """Parses a path. Refuses the empty path, which would silently mean this folder."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r} is not a path: name a file")
     return Path(text)
 
 
 def new_file(text: str) -> Path:
-    """A parser of paths to write to, which refuses an existing file before any work."""
+    """Parses a path to write to. Refuses an existing file before any work."""
     try:
         return files.new_file(file_path(text))
     except UserError as error:
@@ -121,7 +121,7 @@ def new_file(text: str) -> Path:
 
 
 def model_file(text: str) -> Path:
-    """A parser of models: paths, and ``hf:OWNER/NAME/FILE.gguf``, whose form is checked at once."""
+    """Parses a model: a path, or ``hf:OWNER/NAME/FILE.gguf``, whose form is checked at once."""
     path = file_path(text)
     if hub_names.is_hub_name(path):
         hub_name(text)
@@ -129,14 +129,16 @@ def model_file(text: str) -> Path:
 
 
 def _draft_file(text: str) -> Path:
-    """A parser of model files. A number is how many tokens llama.cpp guesses."""
+    """Parses a draft model. Refuses a number, which llama.cpp takes as the number of draft tokens."""
     if text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no model file: --draft-max {text} bounds the guesses")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a model file: --draft-max {text} limits the draft tokens"
+        )
     return model_file(text)
 
 
 def hub_name(text: str) -> hub_names.HubName:
-    """A parser of names on the hub, with or without ``hf:``."""
+    """Parses a name on the hub, with or without ``hf:``."""
     try:
         return hub_names.parse(text)
     except UserError as error:
@@ -144,8 +146,8 @@ def hub_name(text: str) -> hub_names.HubName:
 
 
 def local_model(model: Path | None) -> Path | None:
-    """Path of the given model. A model of the hub is downloaded first, with a progress bar, unless it is in
-    the cache. None, the built-in model, stays None."""
+    """Returns the path of the given model. A model of the hub is first downloaded, with a progress bar,
+    unless it is in the cache. None, the built-in model, stays None."""
     if model is None or not hub_names.is_hub_name(model):
         return model
     with progress(DOWNLOADING, in_bytes=True) as advance:
@@ -153,16 +155,15 @@ def local_model(model: Path | None) -> Path | None:
 
 
 def add_model(parser: argparse._ActionsContainer) -> None:
-    """Adds the model, which is given as an argument or with ``-m``."""
+    """Adds the model as an argument and as ``-m``."""
     parser.add_argument(MODEL_ARGUMENT, nargs="?", type=model_file, metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("-m", "--model", type=model_file, metavar="FILE", help="the model, as MODEL gives it")
+    parser.add_argument("-m", "--model", type=model_file, metavar="FILE", help="the model, in place of MODEL")
 
 
 def add_model_options(
     parser: argparse.ArgumentParser, *, sparsity: bool = True, context: int = 32768
 ) -> None:
-    """Adds the model and the options of loading. ``context``: the most tokens of a sequence where no size is
-    given."""
+    """Adds the model and the options of loading. ``context`` is the default limit of the context."""
     add_model(parser)
     add = parser.add_argument_group("model").add_argument
     add("-v", "--verbose", action="store_true", help="print all notes, and all figures after an answer")
@@ -178,15 +179,15 @@ def add_model_options(
         "--ctx-size",
         type=context_size,
         metavar="N",
-        help=f"context size in tokens; 0: all that the model has (default: the model's, at most {context}, "
-        "as far as memory allows)",
+        help="context size in tokens; 0: the largest of the model (default: the model's, at most "
+        f"{context}, or less if memory is short)",
     )
     add_cache_options(add)
     add(
         "--backend",
         choices=BACKENDS,
         default="cpu",
-        help="code that computes (default: cpu; reference is plain NumPy, slow, for checks)",
+        help="code that computes (default: cpu; reference: slow NumPy code for checks)",
     )
     if not sparsity:
         return
@@ -200,22 +201,22 @@ def add_model_options(
         "--predictor",
         type=file_path,
         metavar="FILE",
-        help="file of fit-predictor (default: MODEL.predictor.gguf beside the model)",
+        help="predictor file of hotcold fit-predictor (default: MODEL.predictor.gguf next to the model)",
     )
     add(
         "--ram-budget",
         type=byte_size,
         metavar="SIZE",
-        help="for models of experts: RAM that weights, KV cache and steps may take, such as 8GiB; experts "
-        "that do not fit stay in the model's file and are read when they are named (default: all in "
-        "memory where they fit, else as many as do)",
+        help="for MoE models: RAM for weights, KV cache and buffers, such as 8GiB; experts that do not fit "
+        "stay in the model's file and are read when a token needs them (default: all experts in "
+        "memory, or as many as fit)",
     )
     _add_hybrid_options(parser)
 
 
 def add_draft_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "guesses of the next tokens, which make no other text, only a faster one"
+        "draft tokens (speculative decoding), which change the speed, not the text"
     )
     add = group.add_argument
     add(
@@ -223,7 +224,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number(0, DECODE_ROWS - 1),
         default=DRAFT_MAX,
         metavar="N",
-        help="the most tokens of a sequence that a step verifies, as long as they pay; 0: none "
+        help="at most N draft tokens per sequence and step, fewer if that is faster; 0: none "
         f"(default: {DRAFT_MAX})",
     )
     add(
@@ -232,47 +233,48 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         "--model-draft",
         type=_draft_file,
         metavar="FILE",
-        help="a smaller model with the same vocabulary, which guesses what is not looked up in the text",
+        help="smaller model with the same vocabulary, which drafts where prompt lookup finds nothing",
     )
     add("--no-draft", dest="draft_max", action="store_const", const=0, help="the same as --draft-max 0")
 
 
 def add_pooling_option(add: Callable[..., Any]) -> None:
-    """``add`` is the parser's or group's ``add_argument``."""
+    """Adds ``--pooling`` with ``add``, the ``add_argument`` of a parser or group."""
     add(
         "--pooling",
         choices=POOLINGS,
-        help="how a text's vectors become one: their mean, or the vector of the last or the first token "
-        "(default: as the model's file names it)",
+        help="how the token vectors of a text become one: their mean, the last token's, or the first "
+        "token's (cls) (default: as the model's file says)",
     )
 
 
 def add_cache_options(add: Callable[..., Any]) -> None:
-    """``add`` is the parser's or group's ``add_argument``; :func:`cache_type` reads what was given."""
+    """Adds the options of the KV cache with ``add``, the ``add_argument`` of a parser or group;
+    :func:`cache_type` reads them."""
     types = tuple(CACHE_TYPES)
     add(
         "--cache-type",
         choices=types,
-        help=f"type of stored keys and values (default: {_CACHE_TYPE}; q8_0 takes half the memory of f16)",
+        help=f"type of the KV cache (default: {_CACHE_TYPE}; q8_0 takes half the memory of f16)",
     )
-    # As llama.cpp has them; keys and values have one type here.
+    # The options of llama.cpp; here keys and values have the same type.
     for short, long in (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")):
         add(short, long, choices=types, help=argparse.SUPPRESS)
 
 
 def cache_type(args: argparse.Namespace) -> str:
-    """The type of keys and values. UserError: two different types were given."""
+    """Returns the type of the KV cache. UserError: keys and values have different types."""
     both: str | None = args.cache_type
     default = both or _CACHE_TYPE
     keys, values = args.cache_type_k or default, args.cache_type_v or default
     if keys != values or keys != (both or keys):
         seen = f"-ctk {keys} and -ctv {values}" if keys != values else f"--cache-type {both} and -ctk {keys}"
-        raise UserError(f"{seen}: keys and values have one type today: give --cache-type alone")
+        raise UserError(f"{seen}: keys and values must have the same type: give only --cache-type")
     return keys
 
 
 def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("GPU, which computes hot neurons while the CPU computes cold ones")
+    group = parser.add_argument_group("GPU (it computes hot neurons while the CPU computes cold ones)")
     add = group.add_argument
     add_gpu_option(group)
     add(
@@ -280,14 +282,15 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
         type=byte_sizes,
         metavar="SIZE",
         help="limit of GPU memory, such as 512MiB or 8GiB; a bare number is GiB (default: the free memory "
-        "minus 1 GiB, or minus 1/8 if that is less); of several GPUs for each, or one size each: 8GiB,4GiB",
+        "minus 1 GiB, or minus 1/8 if that is less); for several GPUs one size for all, or one for each: "
+        "8GiB,4GiB",
     )
     add(
         "--placement",
         type=file_path,
         metavar="FILE",
-        help="what the GPU computes: a .gpuidx file of hotcold plan (default: as hotcold plan chooses for "
-        "the budget)",
+        help="placement file (.gpuidx) of hotcold plan, which says what the GPU computes (default: planned "
+        "for the budget)",
     )
     # For checks: a backend that computes hot neurons in place of a GPU, and its threads.
     add("--hot-backend", choices=BACKENDS, help=argparse.SUPPRESS)
@@ -298,17 +301,18 @@ def add_gpu_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--gpu",
         metavar="NAME|INDEX|off",
-        help="part of a GPU's name, or its number in hotcold doctor; several with commas: 0,1; off: only the "
-        "CPU (default: a discrete card, or an integrated GPU that was measured to be faster; never software)",
+        help="part of a GPU's name, or its number in hotcold doctor; several with commas: 0,1; off: only "
+        "the CPU (default: a discrete GPU, or an integrated one that was measured to be faster; never "
+        "a software driver)",
     )
 
 
-#: The beginning of a sampling option's default in its help.
+#: Begins the default in the help of a sampling option.
 _ELSE = "default: the model file's, else"
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of sampling; :func:`sampling_given` returns the given ones."""
+    """Adds the options of sampling; :func:`sampling_given` reads them."""
     add = parser.add_argument_group("sampling").add_argument
     add(
         "--temp",
@@ -375,12 +379,12 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number(-1, 2**63 - 1),
         default=-1,
         metavar="N",
-        help="seed of the random numbers; -1 draws one (default: -1)",
+        help="seed of the random numbers; -1: a random seed (default: -1)",
     )
 
 
 def add_template_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the chat template; :func:`chat_template` returns the given one."""
+    """Adds the options of the chat template; :func:`chat_template` reads them."""
     group = parser.add_argument_group("chat template").add_mutually_exclusive_group()
     group.add_argument(
         "--chat-template",
@@ -393,7 +397,7 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chat_template(args: argparse.Namespace) -> str | None:
-    """The given template. UserError: it is no template, or its file cannot be read."""
+    """Returns the given template. UserError: it is not a template, or its file cannot be read."""
     if args.chat_template_file is not None:
         text = read_text(args.chat_template_file)
         return text if text.strip() else template_text(text)
@@ -404,7 +408,7 @@ def add_plain_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plain",
         action="store_true",
-        help="print on a terminal as in a pipe: the text as it is, without Markdown, wrapping and colours",
+        help="print plain text on a terminal, as in a pipe: no Markdown, no wrapping, no colours",
     )
 
 
@@ -425,8 +429,8 @@ _SAMPLING = {
 
 
 def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
-    """The given options of :func:`add_sampling_options`, as fields of ``SamplingParams``. UserError: a value
-    is not allowed."""
+    """Returns the given options of :func:`add_sampling_options` as fields of ``SamplingParams``. UserError: a
+    value is not allowed."""
     from hotcold.runtime.sampling import SamplingParams
 
     found = {field: getattr(args, name) for name, field in _SAMPLING.items()}
@@ -466,13 +470,13 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def draft_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of :func:`add_draft_options`, as options of loading."""
+    """Returns the options of :func:`add_draft_options`, as options of loading."""
     return {"draft_max": args.draft_max, "draft": local_model(args.draft)}
 
 
 def load_session(args: argparse.Namespace, **more: Any) -> "Session":
     """Loads the given model with a progress bar, opens a session of it, and prints its notes to stderr.
-    ``more`` belongs to :class:`~hotcold.runtime.options.AllOptions`."""
+    ``more`` are further fields of :class:`~hotcold.runtime.options.AllOptions`."""
     from hotcold.runtime.loading import load
 
     if "draft_max" in args:
@@ -491,23 +495,23 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def print_notes_of(model: "Session | ModelInfo | Setup", *, verbose: bool) -> None:
-    """Prints the notes on how a model runs, its details with ``--verbose`` alone."""
+    """Prints the notes on how a model runs; its details only with ``--verbose``."""
     print_notes(note for note in model.notes if verbose or note not in model.details)
 
 
 def is_piped() -> bool:
-    """True if standard input is open, and no terminal: a pipe or a file brings a text."""
+    """Returns whether standard input is open and not a terminal: a pipe or a file brings a text."""
     return not sys.stdin.closed and not sys.stdin.isatty()
 
 
 def note_left_out(tokenizer: "Tokenizer", *texts: str) -> None:
     """Prints a note on characters of a text that no token can spell."""
     if left_out := tokenizer.left_out(texts):
-        print_notes([f"no token of the model can spell {left_out} of the text: left out"])
+        print_notes([f"the model's vocabulary cannot spell {left_out} of the text, which are left out"])
 
 
 def facts(session: "Session") -> dict[str, Any]:
-    """The facts on which figures depend: the model, how it ran, and the machine."""
+    """Returns the facts on which figures depend: the model, how it ran, and the machine."""
     return asdict(Setup.of(session))
 
 

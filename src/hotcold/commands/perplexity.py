@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="file of text, UTF-8"
+        "-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="UTF-8 text file"
     )
     parser.add_argument(
         "--chunks",
@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         choices=("off", "exact", "predicted"),
         metavar="MODE",
-        help="score this sparsity mode, too, and report how much --sparsity differs from it",
+        help="also score this sparsity mode, and report how much --sparsity differs from it",
     )
     compared.add_argument(
         "--compare-file",
         type=options.model_file,
         metavar="BASE",
-        help="score this file, too, and report how much -m, the candidate, differs from it: BASE is the more "
-        "exact file, such as the one in F16, and all its neurons are computed",
+        help="also score this file, and report how much -m, the candidate, differs from it: BASE is the "
+        "more exact file, such as the one in F16, and all its neurons are computed",
     )
     parser.add_argument(
         "--seed",
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"context, {options.TEXT_WINDOW} at most). Each window begins with BOS if the model's file asks for "
         "it; an incomplete last window is dropped. A comparison is by token: KL(base || candidate) in nats, "
         "the ratio of perplexities, and how often both find the same token the most likely. Two files are "
-        "both in memory."
+        "in memory at the same time."
     )
 
 
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _base_model(args: argparse.Namespace) -> "LoadedModel | None":
-    """Loads the file of ``--compare-file`` as the candidate was loaded; None without this option."""
+    """Loads the file of ``--compare-file`` with the options of the candidate; None without this option."""
     if args.compare_file is None:
         return None
     from hotcold.runtime.loading import load
@@ -121,7 +121,7 @@ def _base_model(args: argparse.Namespace) -> "LoadedModel | None":
 
 def _print(report: dict[str, Any]) -> None:
     print(
-        "perplexity {ppl:.4f}{error} over {tokens} tokens (windows of {context}: {chunks}), "
+        "perplexity {ppl:.4f}{error} over {tokens} tokens ({chunks} windows of {context}), "
         "sparsity {sparsity}, {tok_s:.0f} tok/s".format(
             error="" if report["ppl_se"] is None else f" +- {report['ppl_se']:.4f}", **report
         )

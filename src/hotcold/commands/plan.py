@@ -1,4 +1,4 @@
-"""Plans a model's memory on this machine, or which of its parts go to a GPU, and at what speed."""
+"""Plans a model's memory on this machine, or which of its parts a GPU computes, and predicts the speed."""
 
 import argparse
 import textwrap
@@ -28,52 +28,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ctx",
         type=options.context_size,
         metavar="N",
-        help="context size in tokens; 0: all that the model has (default: the model's, at most 32768, as "
-        "far as memory allows; 2048 for a --shape)",
+        help="context size in tokens; 0: the largest of the model (default: the model's, at most 32768, or "
+        "less if memory is short; 2048 for a --shape)",
     )
     options.add_cache_options(add)
     add(
         "--vram-budget",
         type=options.byte_sizes,
         metavar="SIZE",
-        help="limit of GPU memory, such as 512MiB or 8GiB; a bare number is GiB (default: the card's memory "
-        "minus 1 GiB, or minus 1/8 on cards under 8 GiB); for several GPUs one each: 8GiB,4GiB",
+        help="limit of GPU memory, such as 512MiB or 8GiB; a bare number is GiB (default: the GPU's memory "
+        "minus 1 GiB, or minus 1/8 of less than 8 GiB); for several GPUs one size each: 8GiB,4GiB",
     )
     add(
         "--ram-budget",
         type=options.byte_size,
         metavar="SIZE",
-        help="instead, for the CPU alone and a model of experts: RAM that it may take, such as 8GiB; prints "
-        "what fits and how many experts a token is expected to miss (hotcold bench measures the speed)",
+        help="plan main memory instead, for an MoE model on the CPU: the RAM that it may take, such as "
+        "8GiB; prints what fits and how many experts a token is expected to read from the disk "
+        "(hotcold bench measures the speed)",
     )
     add(
         "--sparsity",
         choices=SPARSITY_MODES,
-        help="for this machine and --ram-budget: the mode of a sparse model, which says what of its neurons "
-        "stays in the file (default: auto)",
+        help="with --ram-budget: the mode of a sparse model, which decides the neurons that stay in the "
+        "file (default: auto)",
     )
     add(
         "--profile",
         type=path,
         metavar="FILE",
-        help="file of hotcold profile (default: MODEL.profile.gguf beside the model, else a power law)",
+        help="profile file of hotcold profile (default: MODEL.profile.gguf next to the model, else a power "
+        "law)",
     )
     add(
         "--hardware",
         action="append",
         metavar="FILE|NAME",
         help=f"plan for a GPU: a JSON file of hotcold doctor, or a preset: {', '.join(PRESETS)} (default "
-        f"with --vram-budget: {DEFAULT}); once for each GPU where they differ",
+        f"with --vram-budget: {DEFAULT}); may be repeated for different GPUs",
     )
     add(
         "--objective",
         choices=OBJECTIVES,
         default="time",
-        help="time: the least predicted time per token. paper: the most firings on the GPU, as in PowerInfer "
-        "(default: time)",
+        help="time: the least predicted time per token. paper: the most activations on the GPU, as in "
+        "PowerInfer (default: time)",
     )
-    add("--placement", type=path, metavar="FILE", help="judge this .gpuidx instead of solving")
-    add("-o", "--output", type=options.new_file, metavar="FILE", help="write the placement, a .gpuidx")
+    add(
+        "--placement",
+        type=path,
+        metavar="FILE",
+        help="predict the speed of this .gpuidx file instead of planning",
+    )
+    add(
+        "-o",
+        "--output",
+        type=options.new_file,
+        metavar="FILE",
+        help="write the placement to this .gpuidx file",
+    )
     options.add_json_option(parser)
 
 
@@ -84,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.objective == "time" and all(option is None for option in for_gpus):
         return _run_here(args)
     if args.sparsity is not None:
-        raise UserError("`sparsity` is for a plan of main memory: leave it out of one for GPUs")
+        raise UserError("`sparsity` needs `ram_budget`: leave it out of a plan for GPUs")
     plan = hotcold.plan(
         options.local_model(args.model),
         shape=args.shape,
@@ -125,7 +138,7 @@ def _run_ram(args: argparse.Namespace) -> int:
     for_gpus |= {"objective": None if args.objective == "time" else args.objective, "output": args.output}
     for_gpus |= {"hardware": args.hardware}
     if given := [name for name, value in for_gpus.items() if value is not None]:
-        raise UserError(f"`ram_budget` plans for the CPU alone: leave out `{given[0]}`")
+        raise UserError(f"`ram_budget` plans only for the CPU: leave out `{given[0]}`")
     plan = plan_ram(
         options.local_model(args.model),
         args.ram_budget,

@@ -1,6 +1,5 @@
-"""Counts how often each neuron fires on a text. Every token is computed as in decoding.
-
-Commands find the profile as MODEL.profile.gguf beside the model."""
+"""Counts how often each neuron is active on a text. Every token is computed as in decoding. Commands find the
+profile as MODEL.profile.gguf next to the model."""
 
 import argparse
 
@@ -12,20 +11,20 @@ from hotcold.commands.progress import phases
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("-f", "--file", type=options.file_path, metavar="TEXT", help="file of text, UTF-8")
+    source.add_argument("-f", "--file", type=options.file_path, metavar="TEXT", help="UTF-8 text file")
     source.add_argument(
         "--import",
         dest="counts_folder",
         type=options.file_path,
         metavar="DIR",
-        help="folder with PowerInfer's counts (activation_0.pt, ...); no pickle in them is executed",
+        help="folder with PowerInfer's counts (activation_0.pt, ...), whose pickles are not executed",
     )
     add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="file to write")
     add(
         "--picture",
         type=options.new_file,
         metavar="FILE",
-        help="write an SVG: how often the neurons of each layer fire, the most active first",
+        help="write an SVG picture of how often the neurons of each layer are active",
     )
     add(
         "--tokens",

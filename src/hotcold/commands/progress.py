@@ -1,4 +1,4 @@
-"""Progress bars on stderr, if that is a terminal; otherwise nothing is printed or imported."""
+"""Progress bars on stderr, if that is a terminal; otherwise it prints and imports nothing."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ IN_BYTES = (LOADING, DOWNLOADING)  #: phases that are counted in bytes
 
 @contextlib.contextmanager
 def progress(label: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar for counted things, or for bytes. The body gets a function to call with (done, total)."""
+    """Shows a bar for counted things, or for bytes. The body gets a function to call with (done, total)."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -30,7 +30,7 @@ def progress(label: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, i
 
 @contextlib.contextmanager
 def phases() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each phase, until it is done. The body gets a function to call with (phase, done, total)."""
+    """Shows a bar for each phase. The body gets a function to call with (phase, done, total)."""
     current = ""
     advance: Callable[[int, int], None] | None = None
     with contextlib.ExitStack() as bars:
@@ -42,7 +42,7 @@ def phases() -> Iterator[Callable[[str, int, int], None]]:
                 current = phase
                 advance = bars.enter_context(progress(phase, in_bytes=phase in IN_BYTES))
             advance(done, total)
-            if done == total:  # what is printed next must not meet a bar
+            if done == total:  # the next output must not share a line with a bar
                 bars.close()
                 advance = None
 

@@ -11,7 +11,7 @@ from hotcold.hub import download as hub
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "OWNER/NAME, OWNER/NAME:Q4_K_M, OWNER/NAME:FILE.gguf; @REVISION at the end for other than main"
+    about = "OWNER/NAME, OWNER/NAME:Q4_K_M, OWNER/NAME:FILE.gguf; @REVISION after it for other than main"
     parser.add_argument("name", type=options.hub_name, metavar="REPO[:FILE]", help=about)
     options.add_json_option(parser)
 

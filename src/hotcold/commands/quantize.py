@@ -1,8 +1,6 @@
-"""Writes a GGUF file with other block types: smaller, and a little less exact.
-
-TYPE is one type for all matrices, such as Q8_0, or a mixture, such as Q4_K_M, which gives more bits to the
-tensors that matter most; the choice is llama.cpp's. COPY only joins the files of a split model. PowerInfer's
-files stay PowerInfer's."""
+"""Writes a GGUF file with other block types: smaller, and slightly less exact. TYPE is one type for all
+matrices, such as Q8_0, or a mixture, such as Q4_K_M, which gives more bits to the tensors that matter most,
+as in llama.cpp. COPY only joins the files of a split model. Files in PowerInfer's format keep it."""
 
 import argparse
 import re
@@ -17,7 +15,7 @@ from hotcold.quantize.quantization import TYPES, Quantization, QuantizeOptions, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", type=options.file_path, metavar="IN", help="GGUF file, of a split model the first")
+    add("model", type=options.file_path, metavar="IN", help="GGUF file; of a split model, the first file")
     add("output", type=options.file_path, metavar="OUT", help="file to write")
     add("type", type=_file_type, metavar="TYPE", help=f"one of {', '.join(TYPES)}")
     add(
@@ -32,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN=TYPE",
-        help="type of the tensors in whose names the regular expression is found, such as attn_v=q8_0; "
-        "may be repeated, the first that fits counts",
+        help="type of the tensors whose names match the regular expression, such as attn_v=q8_0; may be "
+        "repeated, the first match counts",
     )
     add("--output-tensor-type", type=_tensor_type, metavar="TYPE", help="type of output.weight, the head")
     add("--token-embedding-type", type=_tensor_type, metavar="TYPE", help="type of the token embeddings")
@@ -43,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help="type of the predictors in a PowerInfer file (default: as other tensors)",
     )
-    add("--pure", action="store_true", help="the same type for all matrices, no mixture")
+    add("--pure", action="store_true", help="use the same type for all matrices, no mixture")
     add("--leave-output-tensor", action="store_true", help="leave output.weight as it is")
     add(
         "--allow-requantize",
         action="store_true",
-        help="convert tensors that are quantised already, too: they lose more than from F16",
+        help="also convert tensors that are quantised already, which loses more than from F16",
     )
     add("--rms", action="store_true", help="measure the error of each type (takes longer)")
     add("--force", action="store_true", help="replace the output file if it exists")
@@ -92,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(shares: Iterable[Share]) -> list[str]:
-    """A line for each type, at most 80 columns wide."""
+    """Returns a line for each type, at most 80 columns wide."""
     lines = ["type     tensors      before       after  bits/weight  relative RMS error"]
     for share in shares:
         error = "" if share.error is None else f"{share.error:.6f}"
@@ -141,8 +139,8 @@ def _tensor_type(text: str) -> str:
 def _tensor_rule(text: str) -> tuple[re.Pattern[str], str]:
     pattern, equals, type = text.rpartition("=")
     if not equals or not pattern:
-        raise argparse.ArgumentTypeError(f"{text!r} is not PATTERN=TYPE, such as attn_v=q8_0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form PATTERN=TYPE, such as attn_v=q8_0")
     try:
         return re.compile(pattern), _tensor_type(type)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{pattern!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{pattern!r} is not a regular expression: {error}") from None

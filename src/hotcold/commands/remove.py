@@ -1,6 +1,5 @@
-"""Deletes a downloaded model, or all models of a repository, from the cache of the Hugging Face tools.
-
-Other files there stay."""
+"""Deletes a downloaded model, or all models of a repository, from the cache of the Hugging Face tools. It
+keeps other files there."""
 
 import argparse
 
@@ -10,7 +9,7 @@ from hotcold.values import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "as hotcold list shows it, or OWNER/NAME for all of a repository"
+    about = "name as hotcold list shows it, or OWNER/NAME for all files of a repository"
     parser.add_argument("name", type=options.hub_name, metavar="REPO[:FILE]", help=about)
     options.add_json_option(parser)
 
@@ -21,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         for each in gone:
             what = (
-                f"hf:{each.repo}/{each.file} at {each.commit[:12]}" if each.file else "a download's remains"
+                f"hf:{each.repo}/{each.file} at {each.commit[:12]}" if each.file else "an unfinished download"
             )
             print(f"removed {printable(what, 2000)}, {options.size(each.nbytes)}")
     report = {"removed": [each.file for each in gone], "bytes": nbytes}

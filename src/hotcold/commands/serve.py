@@ -1,8 +1,8 @@
 """Serves a model over HTTP: a web page, and the APIs of OpenAI, Anthropic, Ollama and llama.cpp. It prints
-its address, such as http://127.0.0.1:8080: the page is there, clients of OpenAI want /v1 after it, and
-others want it as it is; /openapi.json lists the routes. SIGTERM and Ctrl-C let running requests finish; a
-second signal ends the server at once. Exit codes: 0 stopped; 2 a mistake, such as a port in use or a model
-that cannot be loaded; 70 the engine process died."""
+its address, such as http://127.0.0.1:8080. The page is at this address; OpenAI clients need /v1 after it,
+other clients do not. /openapi.json lists the routes. SIGTERM and Ctrl-C let running requests finish; a second
+signal ends the server at once. Exit codes: 0 stopped; 2 a mistake, such as a port in use or a model that
+cannot be loaded; 70 the engine process died."""
 
 import argparse
 import sys
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a host name in requests; may be repeated (localhost, this machine's name and addresses are "
-        "always allowed)",
+        help="host name that requests may use; may be repeated (localhost, this machine's name and "
+        "addresses are always allowed)",
     )
     add(
         "--cors-origin",
@@ -63,15 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="origin of web pages that may use the server, such as https://chat.example.org; may be repeated "
         "(pages of this machine always may)",
     )
-    add("-a", "--alias", metavar="NAME", help="the model's name for clients (default: its file's)")
+    add("-a", "--alias", metavar="NAME", help="the model's name for clients (default: that of its file)")
     options.add_pooling_option(add)
     add(
         "--json-schema-open",
         action="store_true",
-        help="objects may have properties that their JSON schema does not name, unless it forbids them, as "
-        "in the standard",
+        help="allow properties that a JSON schema does not list, unless it forbids them (as in the standard)",
     )
-    add("--log-disable", action="store_true", help="print no line to stderr for each request")
+    add("--log-disable", action="store_true", help="do not log requests to stderr")
     _add_request_options(parser)
     options.add_template_options(parser)
     options.add_model_options(parser)
@@ -95,7 +94,7 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "--predict",
         type=options.token_count,
         metavar="N",
-        help="at most N tokens per answer, if the request sets no limit; -1: as many as there is room for "
+        help="at most N tokens per answer, if the request sets no limit; -1: until the context is full "
         "(default: 2048; 16 for /v1/completions)",
     )
     add(
@@ -117,15 +116,15 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
         "--cache-positions",
         type=options.whole_number(1),
         metavar="N",
-        help="size in tokens of the cache that requests share (default: -np times -c, or fewer if memory is "
-        "short)",
+        help="size in tokens of the KV cache that requests share (default: -np times -c, or fewer if "
+        "memory is short)",
     )
     add(
         "--state-copies",
         type=options.whole_number(0, 100_000),
         metavar="N",
-        help="how many states models with recurrent layers keep for prompts that begin alike (default: as "
-        "many as an eighth of free memory holds)",
+        help="for models with recurrent layers: number of states kept for prompts with a common prefix "
+        "(default: as many as fit in 1/8 of free memory)",
     )
     _add_limit_options(add)
 
@@ -150,7 +149,7 @@ def _add_limit_options(add: Callable[..., object]) -> None:
         type=options.whole_number(0, 86_400),
         default=30,
         metavar="S",
-        help="seconds that running requests may go on after SIGTERM (default: 30)",
+        help="seconds that running requests may continue after SIGTERM (default: 30)",
     )
     add(
         "--max-connections",
@@ -164,12 +163,12 @@ def _add_limit_options(add: Callable[..., object]) -> None:
         type=_body_size,
         default=4 << 20,
         metavar="SIZE",
-        help="limit of a request's body, such as 512KiB (4MiB)",
+        help="limit of a request's body, such as 512KiB (default: 4MiB)",
     )
 
 
 def _body_size(text: str) -> int:
-    """A parser of sizes from 1KiB to 1GiB."""
+    """Parses a size from 1KiB to 1GiB."""
     nbytes = options.byte_size(text)
     if not 1 << 10 <= nbytes <= 1 << 30:
         needed = "a size from 1KiB to 1GiB, such as 512KiB (a bare number is GiB)"
@@ -188,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
     complete(found)  # raises UserError before anything is opened
     settings = _settings(args)
     model = options.local_model(args.model)
-    with open_gguf(file_of(model)):  # refuses a file that is no model before anything starts
+    with open_gguf(file_of(model)):  # refuses a file that is not a model before anything starts
         pass
 
     from hotcold.api.async_llm import AsyncLLM
@@ -226,7 +225,7 @@ def _say_ready(listening: "Listening", *, verbose: bool) -> None:
     options.print_notes_of(listening.service.llm.info, verbose=verbose)
     facts = listening.service.facts
     print(
-        f"{facts.name} at {listening.url} ({facts.slots} at a time, {facts.context} tokens each)",
+        f"{facts.name} at {listening.url} ({facts.slots} requests at a time, {facts.context} tokens each)",
         flush=True,
     )
     sys.stdout.flush()

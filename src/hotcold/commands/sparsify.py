@@ -1,9 +1,8 @@
-"""Trains a checkpoint until most of its neurons are zero, so that it runs fast: its activation becomes dReLU
-or ReLU, and a growing penalty empties the neurons.
-
-SIGTERM and Ctrl-C save the state of the run; the same command then continues. The output is a checkpoint for
-`hotcold convert`, transformers and lm-eval. Several processes: torchrun --nproc-per-node 2 -m hotcold
-sparsify ... docs/your_model.md says how many tokens a model needs."""
+"""Trains a checkpoint until most of its neurons are zero, so that it runs fast. Its activation becomes dReLU
+or ReLU, and a growing penalty makes activations zero. SIGTERM and Ctrl-C save the state of the run; the same
+command then continues. The output is a checkpoint for `hotcold convert`, transformers and lm-eval. Several
+processes: torchrun --nproc-per-node 2 -m hotcold sparsify ... docs/your_model.md says how many tokens a model
+needs."""
 
 import argparse
 import os
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="drelu",
         help="relu: ReLU of the gate. drelu: of gate and up, which gives more zeros (default: drelu)",
     )
-    add("--learning-rate", type=number, default=5e-5, metavar="R", help="the highest (default: 5e-5)")
+    add("--learning-rate", type=number, default=5e-5, metavar="R", help="its highest value (default: 5e-5)")
     add(
         "--l1",
         type=number,
@@ -49,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="weight of the penalty on activations: more gives more zeros (default: 0.3)",
     )
-    add("-c", "--context", type=whole(2), default=512, metavar="N", help="tokens of a window (default: 512)")
-    add("--batch", type=whole(1), default=8, metavar="N", help="windows of a forward pass (default: 8)")
-    add("--accumulate", type=whole(1), default=1, metavar="N", help="forward passes of a step (default: 1)")
+    add("-c", "--context", type=whole(2), default=512, metavar="N", help="tokens per window (default: 512)")
+    add("--batch", type=whole(1), default=8, metavar="N", help="windows per forward pass (default: 8)")
+    add("--accumulate", type=whole(1), default=1, metavar="N", help="forward passes per step (default: 1)")
     add(
         "--checkpointing",
         action="store_true",
@@ -62,28 +61,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole(1),
         default=1024,
         metavar="N",
-        help="tokens whose logits are in memory together (default: 1024)",
+        help="tokens whose logits are in memory at the same time (default: 1024)",
     )
     add(
         "--distil",
         type=number,
         default=0.0,
         metavar="W",
-        help="share of the loss that asks for the original's predictions, 0 to 1 (default: 0)",
+        help="share of the loss that compares with the original model's predictions, 0 to 1 (default: 0)",
     )
     add(
         "--no-special",
         action="store_true",
-        help="read names of control tokens in texts, such as <|im_end|>, as characters, not as these tokens",
+        help="read names of control tokens in texts, such as <|im_end|>, as plain text, not as control "
+        "tokens",
     )
     _add_ending(parser)
     add("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: a GPU if there is one)")
-    add("-t", "--threads", type=whole(1), metavar="N", help="threads of the processor (default: PyTorch's)")
-    add("--work", type=path, metavar="FOLDER", help="folder of the run's state (default: OUT.work)")
-    add("--cache", type=path, metavar="FOLDER", help="folder of token files (default: tokens in --work)")
-    add("--save-every", type=number, default=300, metavar="S", help="seconds between states (default: 300)")
-    add("--log", type=path, metavar="FILE.jsonl", help="file that gets a JSON object for each step")
-    add("--seed", type=whole(0, 2**31 - 1), default=0, metavar="N", help="seed of the random numbers (0)")
+    add("-t", "--threads", type=whole(1), metavar="N", help="number of threads (default: PyTorch's)")
+    add("--work", type=path, metavar="FOLDER", help="folder for the state of the run (default: OUT.work)")
+    add("--cache", type=path, metavar="FOLDER", help="folder for token files (default: tokens in --work)")
+    add("--save-every", type=number, default=300, metavar="S", help="seconds between saves (default: 300)")
+    add("--log", type=path, metavar="FILE.jsonl", help="log file with a JSON object for each step")
+    add(
+        "--seed",
+        type=whole(0, 2**31 - 1),
+        default=0,
+        metavar="N",
+        help="seed of random numbers (default: 0)",
+    )
     options.add_json_option(parser)
 
 
@@ -93,10 +99,11 @@ def _add_ending(parser: argparse.ArgumentParser) -> None:
         "--held-out",
         type=options.file_path,
         metavar="TEXT",
-        help="file to judge by (default: half of the windows at the ends of -f, which are not trained on)",
+        help="held-out text file for the measurements (default: windows at the ends of -f, which are not "
+        "used for training)",
     )
     group.add_argument(
-        "--control", action="store_true", help="train the original on the same tokens, too, and compare"
+        "--control", action="store_true", help="also train the original on the same tokens, and compare"
     )
     group.add_argument(
         "--threshold",
@@ -144,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def source(given: str) -> "Source":
-    """A file to train on, of ``FILE`` or ``FILE=SHARE``."""
+    """Parses a file to train on: ``FILE`` or ``FILE=SHARE``."""
     from hotcold.training.token_data import Source
 
     name, equals, tail = given.rpartition("=")
@@ -189,5 +196,8 @@ def _print_end(args: argparse.Namespace, found: "Sparsified") -> None:
     thresholds = sorted(found.choice.thresholds)
     print(f"zeros {measured.mean_zeros:.1%}, thresholds {thresholds[0]:.3g} to {thresholds[-1]:.3g}")
     _print_layers(measured.zeros)
-    print(f"{args.work or f'{args.output}.work'}: its state trains on with more --tokens; or delete it")
+    print(
+        f"{args.work or f'{args.output}.work'}: the state of the run, which a larger --tokens continues; "
+        "it may be deleted"
+    )
     print(f"{args.output}; next: hotcold convert {args.output}")

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--special",
         action="store_true",
-        help="read names of control tokens, such as </s>, as these tokens",
+        help="read names of control tokens, such as </s>, as control tokens, not as plain text",
     )
     options.add_json_option(parser)
 
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def escaped(piece: bytes) -> str:
-    r"""A token's bytes in double quotes, in printable characters: ``" caf"``, ``"\n"``, ``"\xc3"``."""
+    r"""Returns a token's bytes in double quotes, as printable characters: ``" caf"``, ``"\n"``,
+    ``"\xc3"``."""
     shown = "".join(map(_shown, piece.decode(errors="surrogateescape")))
     return f'"{shown}"'
 
@@ -55,7 +56,7 @@ def _shown(character: str) -> str:
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
-    """Returns a token as llama.cpp's server does: a string, or the bytes' values where a token is not whole
+    """Returns a token as llama.cpp's server does: a string, or the values of its bytes if it has no whole
     characters."""
     try:
         return piece.decode()

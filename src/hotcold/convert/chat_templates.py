@@ -89,7 +89,7 @@ def _unique(source: Path, named: Iterable[tuple[str, str]]) -> Templates:
             raise ConvertError(f"{source}: chat template with the name {shown(name)}: {needed}")
         if key in templates:
             raise ConvertError(
-                f"{source}: two chat templates have the name {shown(key)}: rename or delete one"
+                f"{source}: two chat templates have the name {shown(key)}: rename or delete one of them"
             )
         _check_size(source, len(template.encode("utf-8", "surrogatepass")))
         templates[key] = template

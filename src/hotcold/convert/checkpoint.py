@@ -69,12 +69,12 @@ class Checkpoint:
 #: Files that show that a folder is no checkpoint: the kind of folder, and what to do.
 _OTHER_FOLDERS = {
     "adapter_config.json":
-        "an adapter (LoRA), which changes a model and is none: merge it into its base model with PEFT's "
+        "an adapter (LoRA), not a whole model: merge it into its base model with PEFT's "
         "merge_and_unload and convert the result",
     "params.json":
         "a model in Mistral's own format (params.json, consolidated.safetensors): download config.json, "
         "model.safetensors or its shards, and tokenizer.json of the same model",
-    "model_index.json": "a pipeline of diffusers: its text encoder is in a folder of it",
+    "model_index.json": "a pipeline of diffusers: give the folder of its text encoder",
 }  # fmt: skip
 
 #: Parts that torch.compile, DDP, FSDP and PEFT add to a model's names.
@@ -101,7 +101,7 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the model's own names, and a note if tools had added parts to them. ConvertError:
     it has matrices of an adapter in addition to the weights, or two tensors get one name."""
     if unmerged := next((name for name in checkpoint.files if _UNMERGED.search(name)), None):
-        seen = f"{checkpoint.folder} has matrices of an adapter ({printable(unmerged)}) beside the weights"
+        seen = f"{checkpoint.folder} has weights and an adapter's matrices ({printable(unmerged)})"
         raise ConvertError(f"{seen}: merge them with PEFT's merge_and_unload and save the result")
     found: dict[str, Stored] = {}
     wrapped = ""
@@ -109,7 +109,7 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
         own = _WRAPPED.sub("", name)
         if own in found:
             seen = f"{checkpoint.folder} has tensor {printable(own)} twice"
-            raise ConvertError(f"{seen}, once within another name: save the model again")
+            raise ConvertError(f"{seen}, once with a prefix: save the model again")
         found[own], wrapped = stored, wrapped or name * (own != name)
     notes = (f"names such as {printable(wrapped)} have prefixes of training tools, which are left out",)
     return replace(checkpoint, files=found, notes=notes if wrapped else ())

@@ -123,7 +123,9 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     if layout.left_out:
         notes += _left_out(checkpoint, layout.left_out)
     if layout.whole_ffn and options.down == "by_neuron":
-        raise ConvertError(f"`down=by_neuron`: the FFN of {layout.architecture} needs all neurons: by_output")
+        raise ConvertError(
+            f"`down=by_neuron`: the FFN of {layout.architecture} needs all neurons: use by_output"
+        )
     by_neuron = kind in _SPARSE and not (options.dense or layout.whole_ffn)
     down_layout = options.down or ("by_neuron" if by_neuron else "by_output")
     facts = model_metadata(config, layout)
@@ -136,7 +138,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
     tensors = {source.name: source for source in listed}
     facts = block_keys(facts, layout.architecture, blocks := count_blocks([*tensors]))
     if blocks:
-        notes.append("it has what guesses tokens (multi-token prediction): `no_draft` leaves it out")
+        notes.append("the model has a draft block (multi-token prediction): `no_draft` leaves it out")
     general = {
         "general.architecture": layout.architecture,
         "general.type": "model",
@@ -204,7 +206,7 @@ def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[
     if wanted.nbytes < wanted.weights and not found[head].packed:
         # The head affects every token: less than a byte a weight costs more quality than it saves.
         types[head] = block_type("Q8_0")
-        notes.append(f"{head} is Q8_0, since the head decides every token")
+        notes.append(f"{head} is Q8_0, since errors in the head change every token")
     narrow = [name for name, type in types.items() if found[name].shape[-1] % type.weights]
     types |= dict.fromkeys(narrow, block_type("F16"))
     if narrow:

@@ -31,7 +31,7 @@ def pooling_metadata(checkpoint: Checkpoint, architecture: str, notes: list[str]
     number = numbers.pop() if len(modes) == 1 and numbers and not others else None
     if number is None:
         names = ", ".join(map(str, [*modes, *others]))[:80]
-        notes.append(f"its pooling ({names}) has no key in GGUF: the file gives no vectors")
+        notes.append(f"the model's pooling ({names}) has no key in GGUF: the file gives no embeddings")
         return {}
     return {f"{architecture}.pooling_type": number}
 
@@ -44,13 +44,13 @@ def _modules(checkpoint: Checkpoint) -> tuple[str, list[str]]:
         return _FOLDER, [name for name in ("2_Dense",) if (checkpoint.folder / name).is_dir()]
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
-        raise ConvertError(f"{path} holds no list of modules: download it again")
+        raise ConvertError(f"{path} is not a list of modules: download it again")
     found: dict[str, list[str]] = {}
     for each in modules:
         stated = Settings(path, each)
         kind, place = stated.text("type").rpartition(".")[2], stated.text("path")
         if kind != "Transformer" and not _NAME.fullmatch(place):
-            raise stated.error("path", "a folder beside it")
+            raise stated.error("path", "a folder next to it")
         found.setdefault(kind, []).append(place)
     pooling, *more = found.get("Pooling", [_FOLDER])
     return pooling, more + [name for kind in found if kind not in _EXPRESSED for name in found[kind]]

@@ -91,7 +91,7 @@ def _refused(stated: Settings, kind: str) -> UnreadMethodError:
     method = stated.text("quant_method", "") or "a method without a name"
     named = printable(f"{method} ({kind})" if kind else method, 80)
     needed = "convert the checkpoint with the original weights (BF16 or F16)"
-    return UnreadMethodError(f"{stated.path}: {_QUANTISED_BY} {named}, which is not read: {needed}")
+    return UnreadMethodError(f"{stated.path}: {_QUANTISED_BY} {named}, which is not supported: {needed}")
 
 
 def _fp8(stated: Settings) -> Quantised:
@@ -193,7 +193,9 @@ def _parts(name: str, type: str, method: Quantised, files: Mapping[str, Stored])
         return []
     weight = name.removesuffix("_packed")
     if weight != name and weight in files:
-        raise ConvertError(f"tensor {shown(weight)} is stored beside {shown(name)}: remove one of the two")
+        raise ConvertError(
+            f"tensor {shown(weight)} is stored together with {shown(name)}: remove one of the two"
+        )
     wanted = [[f"{weight}_scale_inv", f"{weight}_scale"]]
     if type == _BYTES:
         wanted = [[f"{weight}_scale"], [f"{weight}_global_scale", f"{weight}_scale_2"]]
@@ -301,7 +303,9 @@ class Dequantised:
         if self.is_nvfp4:
             return _FP4[_halves(codes)]
         if ((codes & 127) == 127).any():
-            raise ConvertError(f"tensor {shown(self.parts[0])} holds a code that is no number: it is damaged")
+            raise ConvertError(
+                f"tensor {shown(self.parts[0])} holds a code that is not a number: the file is damaged"
+            )
         return E4M3[codes]
 
     def _scales(self) -> Floats:
@@ -320,7 +324,9 @@ class Dequantised:
             raise ConvertError(f"tensor {shown(name)} is {type}: scales of NVFP4 are {_FP8}")
         codes = stored.file.read(stored.name)
         if (codes >= 127).any():
-            raise ConvertError(f"tensor {shown(name)} holds a scale that is negative or no number")
+            raise ConvertError(
+                f"tensor {shown(name)} holds a scale that is negative or not a number: the file is damaged"
+            )
         return codes
 
     def factors(self) -> Floats:

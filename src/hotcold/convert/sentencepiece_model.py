@@ -35,7 +35,7 @@ class SentencePieceModel(NamedTuple):
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
     if path.stat().st_size > MAX_FILE:
-        raise ConvertError(f"{path} is no SentencePiece model: larger than {MAX_FILE >> 20} MiB")
+        raise ConvertError(f"{path} is not a SentencePiece model: it is larger than {MAX_FILE >> 20} MiB")
     try:
         from google.protobuf.message import DecodeError
 

@@ -93,11 +93,11 @@ def _with_head(checkpoint: Checkpoint, layout: Layout, notes: list[str] | None) 
     if not tied and head not in files and config.flag("headless", False):
         tied = True
         if notes is not None:
-            notes.append("it has no head (lm_head): the file gives vectors, but no meaningful text")
+            notes.append("the model has no head (lm_head): the file gives embeddings, but no meaningful text")
     elif tied and {head, table} <= files.keys() and not checkpoint.same(head, table):
         tied = False
         if notes is not None:
-            notes.append(f"config.json ties the head to the embedding, but {head} differs: it is kept")
+            notes.append(f"config.json ties the head to the embedding, but {head} differs: {head} is kept")
     elif tied and table in files and _factors(config, "output") != _factors(config, "token_embd"):
         tied, files = False, {**files, head: files[table]}
     return replace(checkpoint, config=config.having({"own_head": not tied}), files=files)
@@ -148,7 +148,7 @@ def _of_blocks(
                 if rule.when is True or (origin in checkpoint.files and origin not in unneeded):
                     tensors += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
     except ConvertError as error:
-        notes.append(f"what guesses tokens in it is left out: {error}")
+        notes.append(f"the draft block is left out: {error}")
         return []
     origins = {origin for source in tensors for origin in source.origins} | unneeded
     if others := [name for name in named if name not in origins]:
@@ -232,8 +232,8 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str], left_out: str) -> Non
     if left_out:
         others = [name for name in others if not re.search(left_out, name)]
     if others:
-        seen = f"tensors that this layout does not have ({len(others)}, such as {shown(others[0])})"
-        raise ConvertError(f"{checkpoint.folder} has {seen}: leaving them out would give another model")
+        seen = f"tensors that are not supported for this model ({len(others)}, such as {shown(others[0])})"
+        raise ConvertError(f"{checkpoint.folder} has {seen}: without them it would be another model")
 
 
 def interleave_rotary(values: Array, heads: int) -> Array:

@@ -70,7 +70,7 @@ def _vocab(tokenizer: Settings, model: Settings) -> dict[int, str]:
     for text, id in model.section("vocab").values.items():
         if type(id) is not int or id < 0 or id in tokens:
             seen = f"token {shown(text)} has id {shown(id)}"
-            raise ConvertError(f"{tokenizer.path}: {seen}: one of its own is needed")
+            raise ConvertError(f"{tokenizer.path}: {seen}: a unique id is needed")
         tokens[id] = text
     return tokens
 
@@ -208,7 +208,7 @@ def _pre_kind(tokenizer: Settings, ignore_merges: bool) -> str:
     if kinds:
         seen = f"{', '.join(kinds)}, but with ignore_merges {ignore_merges}"
     else:
-        seen = f"{' then '.join(steps)[:600]!r}; known are {', '.join(PRE_TOKENIZERS)}"
+        seen = f"{' then '.join(steps)[:600]!r}; supported are {', '.join(PRE_TOKENIZERS)}"
     raise ConvertError(f"{tokenizer.path}: GGUF has no name for its pre_tokenizer: it is {seen}")
 
 

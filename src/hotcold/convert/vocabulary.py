@@ -241,7 +241,7 @@ def _two_files(checkpoint: Checkpoint, settings: Settings) -> Settings:
     if not (extra or listed) and kind != "GPT2Tokenizer":
         needed = "added_tokens.json, or a tokenizer_config.json with added_tokens_decoder"
         raise ConvertError(
-            f"{checkpoint.folder}: {kind} has control tokens beside vocab.json: {needed} is needed"
+            f"{checkpoint.folder}: {kind} has control tokens outside vocab.json: {needed} is needed"
         )
     cuts = [
         {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}

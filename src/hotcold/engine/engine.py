@@ -79,7 +79,7 @@ class Engine:
         self.model = model = session.model
         prefill_equals_decode, slots = session.sparsity != "predicted", session.slots
         if speculation is not None and slots is not None and not slots.spare:
-            raise ValueError("guesses on a model that keeps states, without slots for those after guesses")
+            raise ValueError("draft tokens on a model with states need spare state slots: it has none")
         self.scheduler = Scheduler(
             session.transformer.batch,
             session.cache,
@@ -107,14 +107,14 @@ class Engine:
         vocab = self.model.config.vocab
         ids = np.asarray(request.job.prompt)
         if ids.dtype.kind not in "iu":
-            raise UserError(f"the prompt holds {ids.dtype}: token ids, whole numbers, are needed")
+            raise UserError(f"the prompt holds {ids.dtype}: integer token ids are needed")
         for what, id in (
             ("the prompt", ids.min()),
             ("the prompt", ids.max()),
             ("logit_bias", max(request.params.logit_bias, default=0)),
         ):
             if not 0 <= id < vocab:
-                raise UserError(f"{what} names token {id}: allowed are the ids 0 to {vocab - 1}")
+                raise UserError(f"{what} has token {id}: allowed are the ids 0 to {vocab - 1}")
         self.scheduler.check(request)
 
     def add(self, request: Request) -> None:
@@ -123,7 +123,7 @@ class Engine:
         (:meth:`Session.claim`). ValueError: the job has a grammar, but the request has no constraint."""
         self.check(request)
         if request.job.grammar is not None and request.constraint is None:
-            raise ValueError("the job has a grammar: give the request the constraint that comes of it")
+            raise ValueError("the job has a grammar: give the request the constraint made of it")
         self.session.lock.run(partial(self._add, request))
 
     def _add(self, request: Request) -> None:

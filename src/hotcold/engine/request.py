@@ -43,7 +43,7 @@ class PromptTooLongError(RequestError):
         length = f"{'at least ' if at_least else ''}{tokens} tokens"
         holder = "the KV cache" if cache else "the context"
         fix = "enlarge the KV cache" if cache else "load the model with a larger `context`"
-        limit = f"the prompt has {length} and {holder} holds {context}, one of them for the answer"
+        limit = f"the prompt has {length} and {holder} holds {context}, including one for the answer"
         super().__init__(f"{limit}: shorten the prompt, or {fix}", "context_length_exceeded")
         self.tokens, self.context, self.at_least = tokens, context, at_least
 
@@ -130,7 +130,7 @@ class Job:
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"stop": stop_strings(self.stop)}
         if self.logprobs is not None:
-            checked["logprobs"] = whole("logprobs", self.logprobs, 0, MAX_LOGPROBS, "None states nothing")
+            checked["logprobs"] = whole("logprobs", self.logprobs, 0, MAX_LOGPROBS, "None gives none")
         fewest = 0 if self.scored else 1
         checked["max_tokens"] = whole("max_tokens", self.max_tokens, fewest, hint="0 with echo and logprobs")
         for name in ("deadline_s", "timeout_s"):
@@ -241,7 +241,7 @@ class Request:
         if self.output:
             state = f"{len(self.output)} tokens were generated"
         elif self.computed:
-            state = f"{self.computed} of {len(self.job.prompt)} prompt tokens were read"
+            state = f"{self.computed} of {len(self.job.prompt)} prompt tokens were computed"
         else:
             state = "it waited in the queue"
         return RequestError(f"{limit}: {state}", "deadline")

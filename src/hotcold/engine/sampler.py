@@ -119,7 +119,9 @@ class Sampler:
 
 
 def _nothing_allowed() -> UserError:
-    return UserError("no token may be chosen: the logits, their bias or the mask forbid every one")
+    return UserError(
+        "no token can be chosen: the grammar, the bias and the logits together forbid all of them"
+    )
 
 
 def _adjusted(
@@ -152,7 +154,7 @@ def _adjustments(
         adjusted[id] = adjusted.get(id, 0.0) + value
     outside = [id for id in (min(adjusted, default=0), max(adjusted, default=0)) if not 0 <= id < len(logits)]
     if outside:
-        raise UserError(f"logit_bias names token {outside[0]}: allowed are the ids 0 to {len(logits) - 1}")
+        raise UserError(f"logit_bias has token {outside[0]}: allowed are the ids 0 to {len(logits) - 1}")
     penalty, n = params.repeat_penalty, params.repeat_last_n
     if penalty != 1 and n != 0 and len(recent):
         last = recent if n < 0 or not isinstance(recent, Sequence) else recent[-n:]

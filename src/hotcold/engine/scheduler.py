@@ -122,13 +122,15 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a request. RequestError: the queue is full, or the prompt is too long."""
         if request.finished or request in self.running or request in self.waiting:
-            raise ValueError("this request was added before: make another one")
+            raise ValueError("this request was added before: create a new one")
         self.check(request)
         free_rows = self.batch.limits.sequences - len(self.running)
         if self.max_waiting is not None and len(self.waiting) - free_rows >= self.max_waiting:
             wait = max(math.ceil(self._seconds_per_end), 1)
             seen = f"{len(self.running)} requests run and {len(self.waiting)} wait"
-            raise RequestError(f"{seen}, as many as may: try again in {wait} s", "queue_full", float(wait))
+            raise RequestError(
+                f"{seen}, which is the limit: try again in {wait} s", "queue_full", float(wait)
+            )
         request.timings.added = time.perf_counter()
         request.arrival = self._arrivals
         self._arrivals += 1
@@ -151,7 +153,7 @@ class Scheduler:
         self._changing = True  # an exception from here on makes the next call drop everything again
         for request in self.running:
             if not request.finished:
-                told = f"a step {why}, which ended the requests that ran: ask again"
+                told = f"a step {why}, which ended the running requests: send the request again"
                 request.error = RequestError(told, "engine_failed")
                 request.finish("cancelled")
         self.waiting = deque(request for request in self.waiting if not request.finished)

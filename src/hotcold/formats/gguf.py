@@ -201,7 +201,7 @@ class GGUFFile:
             for turn, each in enumerate(turns):
                 own = name.replace(SIDE_BY_SIDE, each)
                 if own in self._lying or own in found:
-                    raise GGUFError(f"tensor {own} is in {name} as well: damaged")
+                    raise GGUFError(f"tensor {own} is in {name} as well: the file is damaged")
                 shape = (*info.shape[:-2], rows // len(turns), info.shape[-1])
                 row = info.type.row_bytes(info.shape[-1])
                 at, nbytes = info.offset + turn * row, info.nbytes // len(turns)
@@ -266,7 +266,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     if file.count != split.tensors:
         seen = f"the {split.parts} files have {file.count} tensors together"
         with naming(first.path, GGUFError):
-            raise GGUFError(f"{seen}, and split.tensors.count is {split.tensors}: download them again")
+            raise GGUFError(f"{seen}, but split.tensors.count is {split.tensors}: download them again")
     return file
 
 
@@ -319,11 +319,15 @@ def _join(tensors: dict[str, TensorInfo], part: _Part, first: _Part) -> None:
     """Adds the tensors of another part. Their names must be new; the first part states the total number."""
     with naming(part.path, GGUFError):
         if twice := part.tensors.keys() & tensors.keys():
-            raise GGUFError(f"tensor {min(twice)} is in an earlier file of the model as well: damaged")
+            raise GGUFError(
+                f"tensor {min(twice)} is in an earlier file of the model as well: the file is damaged"
+            )
         tensors |= part.tensors
         most = first.split.tensors if first.split else 0
         if len(tensors) > most:
-            raise GGUFError(f"brings the tensors to {len(tensors)}: split.tensors.count is {most}; damaged")
+            raise GGUFError(
+                f"brings the tensors to {len(tensors)}: split.tensors.count is {most}; the file is damaged"
+            )
 
 
 # --- the header ---
@@ -346,7 +350,7 @@ def _read_magic(cursor: Cursor) -> tuple[str, int]:
     raw = cursor.take(4, "the magic")
     magic = raw.decode("ascii", "replace")
     if magic not in MAGICS:
-        raise GGUFError(f"the file starts with {raw!r}: GGUF or PWRI is needed; this is no GGUF file")
+        raise GGUFError(f"the file starts with {raw!r}: GGUF or PWRI is needed; this is not a GGUF file")
     version = cursor.u32("the version")
     if version not in VERSIONS:
         swapped = version.to_bytes(4, "little") in [v.to_bytes(4, "big") for v in (1, *VERSIONS)]
@@ -386,8 +390,8 @@ def _read_infos(cursor: Cursor, n: int, alignment: int) -> dict[str, TensorInfo]
 
 #: Types that ggml removed, or that only a fork has.
 _GONE = {
-    4: "Q4_2, which ggml gave up", 5: "Q4_3, which ggml gave up", 31: "Q4_0_4_4, which ggml gave up",
-    32: "Q4_0_4_8, which ggml gave up", 33: "Q4_0_8_8, which ggml gave up", 36: "bitnet.cpp's I2_S",
+    4: "Q4_2, which ggml dropped", 5: "Q4_3, which ggml dropped", 31: "Q4_0_4_4, which ggml dropped",
+    32: "Q4_0_4_8, which ggml dropped", 33: "Q4_0_8_8, which ggml dropped", 36: "bitnet.cpp's I2_S",
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def _number(metadata: Mapping[str, Any], key: str, absent: int | None, most: int
     value = metadata.get(key, absent)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         seen = "is missing" if value is None else f"is {shown(value)}"
-        raise GGUFError(f"{key} {seen}: one of a split model's files says 0 to {most} there")
+        raise GGUFError(f"{key} {seen}: 0 to {most} is needed in a file of a split model")
     return value
 
 
@@ -70,7 +70,7 @@ def other_parts(path: Path, split: Split) -> list[Path]:
     which = f"part {split.part + 1} of {split.parts} of a split model"
     if found is None or found[1:] != (split.part, split.parts):
         needed = f"NAME-{split.part + 1:05}-of-{split.parts:05}.gguf"
-        raise GGUFError(f"{which}, found by their names: this one must be {needed}; name it so again")
+        raise GGUFError(f"{which}, whose files are found by their names: rename this file to {needed}")
     names = part_names(path.name)
     if split.part:
         raise GGUFError(f"{which}: give the first one, {shown(names[0], 120)}")
@@ -78,14 +78,16 @@ def other_parts(path: Path, split: Split) -> list[Path]:
     missing = [other.name for other in others if not other.exists()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise GGUFError(f"{which}, but {shown(missing[0], 120)}{more} is not beside it: download all parts")
+        raise GGUFError(
+            f"{which}, but {shown(missing[0], 120)}{more} is not in its folder: download all parts"
+        )
     return others
 
 
 def check_part(split: Split | None, first: Split, number: int) -> None:
     """Raises ``GGUFError`` unless the file is part ``number`` of the model that ``first`` begins."""
     if split is None:
-        raise GGUFError(f"says nothing of a split model: part {number + 1} of {first.parts} is needed")
+        raise GGUFError(f"is not part of a split model: part {number + 1} of {first.parts} is needed")
     if (split.part, split.parts, split.tensors) != (number, first.parts, first.tensors):
         seen = f"part {split.part + 1} of {split.parts} of a model of {split.tensors} tensors"
         needed = f"part {number + 1} of {first.parts} of a model of {first.tensors}"

@@ -169,7 +169,7 @@ def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
         raise
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, OverflowError, struct.error):
         wanted = "torch.save of version 1.6 or later is needed"
-        raise TorchFileError(f"is no zip, or cut short: {wanted}") from None
+        raise TorchFileError(f"is not a zip file, or is cut short: {wanted}") from None
     if len(listed) > MAX_ENTRIES:
         raise TorchFileError(f"its zip lists {len(listed)} entries: {MAX_ENTRIES} are allowed")
     found = {}
@@ -257,7 +257,7 @@ class _Machine:
         elif function == _Global("collections OrderedDict") and arguments == ():
             self.push({})
         else:
-            raise ValueError("it calls what is no function")
+            raise ValueError("it calls a value that is not a function")
 
     def set_items(self, values: list[Any]) -> None:
         target = self.stack[-1]
@@ -265,12 +265,12 @@ class _Machine:
             raise ValueError("items for what is no dict")
         # Check before hashing: nested tuples could crash the process or take forever.
         if any(type(key) is not str for key in values[::2]):
-            raise ValueError("a key that is no text")
+            raise ValueError("a key that is not a text")
         target.update(zip(values[::2], values[1::2], strict=True))
 
     def append(self, values: list[Any]) -> None:
         if not isinstance(self.stack[-1], list):
-            raise ValueError("items for what is no list")
+            raise ValueError("items for a value that is not a list")
         self.stack[-1].extend(values)
 
     def find_storage(self) -> None:
@@ -308,7 +308,7 @@ def _run(machine: _Machine, pickle: bytes) -> Any:
 
 def _array(storage: Any, offset: Any, shape: Any, strides: Any) -> StoredArray:
     if not isinstance(storage, _Storage):
-        raise ValueError("a tensor of what is no storage")
+        raise ValueError("a tensor of a value that is not a storage")
     if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
         raise ValueError("a tensor's shape")
     if any(type(n) is not int or not 0 <= n < 1 << 62 for n in (offset, *shape, *strides)):
@@ -333,7 +333,7 @@ def _remember(machine: _Machine, key: Any) -> None:
 def _global_from_stack(machine: _Machine, _: Any) -> None:
     module, name = machine.pop(2)
     if type(module) is not str or type(name) is not str:
-        raise ValueError("a global whose name is no text")
+        raise ValueError("a global whose name is not a text")
     machine.name(f"{module} {name}")
 
 

@@ -146,7 +146,7 @@ class Matcher:
         if not self._matcher.is_stopped() and self._matcher.consume_tokens(list(tokens)):
             return True
         if not _NOT_ALLOWED.search(self._matcher.get_error()):
-            _refuse_errors(self._matcher, "the grammar cannot go on")
+            _refuse_errors(self._matcher, "the grammar cannot continue")
         return False
 
     def rollback(self, n: int) -> bool:
@@ -166,7 +166,7 @@ class Matcher:
         # If a control token comes next, this call leaves the matcher in a state that allows no token.
         matcher = self._matcher.deep_copy()
         found: bytes = matcher.compute_ff_bytes()
-        _refuse_errors(matcher, "the grammar cannot go on")
+        _refuse_errors(matcher, "the grammar cannot continue")
         return found
 
     def possible(self, tokens: Sequence[int]) -> int:
@@ -178,7 +178,7 @@ class Matcher:
         computing the mask would cost too much, or no token is allowed."""
         found = self._matcher.compute_bitmask()  # without Python's lock
         self._bounded = True
-        _refuse_errors(self._matcher, "the grammar cannot go on")
+        _refuse_errors(self._matcher, "the grammar cannot continue")
         mask = np.zeros(-(-self._size // 64), np.uint64)
         n = min(len(found), mask.nbytes)  # it has one bit more than the vocabulary has tokens
         mask.view(np.uint8)[:n] = np.frombuffer(found, np.uint8, n)
@@ -197,7 +197,7 @@ class _Tokens:
         self.special_token_ids = sorted({*vocabulary.silent, *vocabulary.stops})
 
     def __call__(self, text: str) -> list[int]:
-        raise AssertionError("nothing is tokenised where nothing is forced")
+        raise AssertionError("the compiler asked for tokens of a forced text, but forces none")
 
 
 def _refuse_errors(matcher: "LLMatcher", what: str) -> None:
@@ -220,10 +220,10 @@ _NOT_ALLOWED = re.compile("doesn't satisfy the grammar|out of range")
 _STATES = "too many states"
 #: llguidance's messages -> the reasons that a client reads. Most are limits that docs/grammar.md lists.
 _REASONS = {
-    "NoExtension": "no token can come next: it asks for what has no end, or for nothing at all",
+    "NoExtension": "no token can come next: it requires a text without an end, or nothing at all",
     r"Current row has (\d+) items": "too many items at one place, {}: the limit is {max_items_in_row}",
     "Too many items": "too many items for one token: the limit is {step_max_items}",
-    "ParserTooComplex": "there are too many ways to go on",
+    "ParserTooComplex": "there are too many ways to continue",
     "too many expressions": "too many steps of an expression for one token: the limit is {step_lexer_fuel}",
     _STATES: "too many states of its expressions: the limit is {max_lexer_states}",
     "LexerTooComplex": "an expression in it is too complex",
@@ -236,5 +236,5 @@ _REASONS = {
         "the patternProperties {} and {} match some of the same names: write patterns that exclude each "
         "other, or name these properties"
     ),
-    "^panic": "the compiler fails at it: write it in another way",
+    "^panic": "the grammar compiler fails: write the grammar in another way",
 }

@@ -165,7 +165,7 @@ class _Parser:
             self._skip(_SPACE)
             self._take("::=", f"'::=' is needed after {shown(name)}")
             if name in rules:
-                raise self._error(f"the rule {shown(name)} is there twice", start)
+                raise self._error(f"the rule {shown(name)} is defined twice", start)
             self._skip(_SPACE_AND_LINES)
             rules[name] = self._choice(_SPACE)
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
@@ -219,7 +219,7 @@ class _Parser:
     def _group(self) -> Node:
         self._level += 1
         if self._level > MOST_LEVELS:
-            raise self._error(f"parentheses are too deep: allowed are {MOST_LEVELS}")
+            raise self._error(f"parentheses are nested too deeply: {MOST_LEVELS} levels are allowed")
         self._at += 1
         self._skip(_SPACE_AND_LINES)
         node = self._choice(_SPACE_AND_LINES)
@@ -247,7 +247,7 @@ class _Parser:
         negated = self._text.startswith("^", self._at + 1)
         node = any_of(self._ranges("]", "the class of characters", 2 if negated else 1), negated=negated)
         if not node.ranges:
-            raise self._error("a class of characters has none")
+            raise self._error("a class of characters is empty")
         return node
 
     def _ranges(self, close: str, what: str, opening: int = 1) -> list[tuple[int, int]]:
@@ -275,7 +275,7 @@ class _Parser:
         self._at += 1
         code = ord(char) if char != "\\" else self._escape()
         if code > LAST or _SURROGATES[0] <= code <= _SURROGATES[1]:
-            raise self._error(f"U+{code:04X} is no character")
+            raise self._error(f"U+{code:04X} is not a character")
         return code
 
     def _escape(self) -> int:

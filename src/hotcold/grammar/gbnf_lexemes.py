@@ -37,7 +37,7 @@ def lark_of_gbnf(text: str, token_id: Callable[[str], int | None] = lambda name:
     try:
         return _Translation(parse(text), token_id).lark()
     except RecursionError:
-        raise GrammarError("the rules of the grammar lie too deep within each other") from None
+        raise GrammarError("the rules of the grammar are nested too deeply") from None
 
 
 class _Translation:
@@ -139,7 +139,7 @@ class _Translation:
             id = self._token_id(f"<{token.name}>")
         if id is None:
             name = shown(f"<{token.name}>")
-            raise GrammarError(f"the grammar names the token {name}, which this model has not")
+            raise GrammarError(f"the grammar names the token {name}, which this model does not have")
         return f"<[^{id}]>" if token.negated else f"<[{id}]>"
 
 

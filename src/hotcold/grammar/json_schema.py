@@ -93,7 +93,7 @@ def _json_term(schema: dict[str, Any]) -> str:
 def _read(schema: object, open: bool = False) -> Rewritten:
     found = rewritten(schema, open=open)
     if not ends(found.schema, partial(_needs, found.schema)):
-        reason = "it is false, or something that it requires contains itself"
+        reason = "it is false, or a required value contains itself"
         raise GrammarError(f"nothing finite matches the schema: {reason}")
     return found
 
@@ -126,11 +126,11 @@ def _parsed(text: str, start: int) -> tuple[object, int]:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
-_TOO_DEEP = f"the schema is too deep: allowed are {MOST_DEPTH} values within each other"
+_TOO_DEEP = f"the schema is nested too deeply: {MOST_DEPTH} levels are allowed"
 
 
 def _needs(root: Any, schema: Any) -> Needs:

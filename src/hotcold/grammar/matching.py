@@ -99,7 +99,7 @@ class GrammarConstraint:
 
     def _new_mask(self, tokens: list[int]) -> Mask:
         if self._spent_s > MASKS_S + MASK_S * len(tokens):
-            raise GrammarError("the grammar is too slow here: it can read the same text in very many ways")
+            raise GrammarError("the grammar is too slow: it can match the same text in too many ways")
         start = time.thread_time()
         try:
             return self._mask_after(tokens)

@@ -39,7 +39,7 @@ def lark_of(grammar: Grammar, token_ids: Mapping[str, int], notes: list[str] | N
         case "lark":
             return schemas_in_lark(grammar.source, notes)
         case "checked":
-            raise AssertionError("refused above: it was read before")
+            raise AssertionError("the kind of grammar was checked above")
 
 
 KINDS = ("json_schema", "json_object", "regex", "gbnf", "lark")

@@ -51,7 +51,7 @@ class References:
             else:
                 found = None
         if not isinstance(found, dict | bool):
-            raise GrammarError(f"$ref {shown(reference)} points at nothing in the schema")
+            raise GrammarError(f"$ref {shown(reference)} does not exist in the schema")
         return found
 
     @cached_property

@@ -124,7 +124,7 @@ class _Rewriting:
             told = f"a schema is {shown(schema)}" if not place.path else f"{place.path} is {shown(schema)}"
             raise GrammarError(f"{told}: a schema is an object, true or false")
         if place.level > MOST_LEVELS:
-            raise GrammarError(f"the schema has more than {MOST_LEVELS} schemas within each other")
+            raise GrammarError(f"the schema is nested too deeply: {MOST_LEVELS} levels are allowed")
         for key, value in schema.items():
             check_value(key, value, place.at(key))
         own = self._simple(schema, place) | self._items(schema, place)

@@ -124,7 +124,7 @@ class EngineFront:
         """Starts the engine process, which then loads the model: see :meth:`ready`. Raises RuntimeError after
         an earlier start or close, and OSError if the system cannot start a process."""
         if self._status != "new":
-            raise RuntimeError(f"this engine is {self._status}: make another")
+            raise RuntimeError(f"this engine is {self._status}: create a new one")
         self._status = "loading"
         pipes = _Pipes(self._told, self._process_ended, self._fail)
         try:
@@ -148,7 +148,7 @@ class EngineFront:
     async def ready(self) -> None:
         """Waits until the model is loaded. Raises UserError if it cannot be loaded."""
         if self._status == "new":
-            raise RuntimeError("start() comes first")
+            raise RuntimeError("the engine is not started: call start() first")
         await self._settled.wait()
         if self._status == "closed":
             raise self._unusable()
@@ -306,7 +306,7 @@ class EngineFront:
             code = self._transport.get_returncode() if self._transport else None
             how = f"ended with exit code {code}"
             if code is not None and code < 0:
-                how = f"was ended by signal {-code}{' (no memory was left, perhaps)' if code == -9 else ''}"
+                how = f"was ended by signal {-code}{' (it may have run out of memory)' if code == -9 else ''}"
             self._fail(f"the engine process {how}")
         self._kill()  # closes the pipes of the process, which has ended
 

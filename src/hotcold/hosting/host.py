@@ -71,7 +71,7 @@ def serve(reading: int, writing: int) -> int:
             thread.run()
             code = 0
         except EngineBroken as error:
-            _note(f"the engine is given up: {error}")
+            _note(f"the engine ends: {error}")
         except Exception:
             _note(traceback.format_exc())
         constraint.close()
@@ -114,7 +114,7 @@ def _loaded(load: Load, tell: Callable[[Told], None]) -> Engine | None:
         message = "not enough memory to load the model: use a smaller `context` or a smaller model"
     except Exception as error:
         _note(traceback.format_exc())
-        message = f"loading failed by a defect of Hotcold, please report it: {type(error).__name__}: {error}"
+        message = f"loading failed by a defect of Hotcold (please report it): {type(error).__name__}: {error}"
     tell(LoadFailed(" ".join(message.split())))
     return None
 
@@ -130,7 +130,7 @@ def _listen(reader: Reader, put: Callable[[Command], None], tell: Callable[[Told
             except ValueError as error:  # an invalid value of a job, which the front should have refused
                 tell(Step((), (Failure(parts[0][1]["id"], str(error), "invalid_request"),)))
     except Exception as error:
-        _note(f"what the front said is not understood: {type(error).__name__}: {error}")
+        _note(f"the server process sent an invalid message: {type(error).__name__}: {error}")
         os._exit(EXIT_DEFECT)
     _leave()
 

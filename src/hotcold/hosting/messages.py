@@ -108,7 +108,7 @@ def encode(message: Command | Told) -> bytes:
 def decode(plain: Plain, ids: "array[int]") -> Any:
     """Decodes a message. Raises PlainDataError if it is invalid, UserError for an invalid value of a job."""
     if not isinstance(plain, list) or len(plain) != 2 or plain[0] not in [*_KINDS]:
-        raise PlainDataError(f"{plain!r:.40} is no message")
+        raise PlainDataError(f"{plain!r:.40} is not a message")
     message = from_plain(_KINDS[plain[0]], plain[1])
     if isinstance(message, Submit):
         return replace(message, job=replace(message.job, prompt=ids))

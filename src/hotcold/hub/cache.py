@@ -140,7 +140,7 @@ def remove(name: HubName) -> list[Cached]:
         chosen = choose_first(name, sorted({each.file for each in meant if each.file}))
         meant = [each for each in meant if each.file == chosen]
     if not meant:
-        raise HubError(f"{name} is not in the cache {cache_folder()}: `hotcold list` says what is")
+        raise HubError(f"{name} is not in the cache {cache_folder()}: `hotcold list` lists the models there")
     for each in meant:
         if each.file:
             snapshot = folder / "snapshots" / each.commit

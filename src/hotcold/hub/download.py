@@ -74,7 +74,7 @@ def pull(name: HubName, advance: Advance | None = None, say: Say | None = None) 
     OSError: the disk."""
     advance, say = advance or (lambda done, total: None), say or (lambda line: None)
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        raise HubError(f"HF_HUB_OFFLINE forbids downloads: unset it to have {name} from the hub")
+        raise HubError(f"HF_HUB_OFFLINE forbids downloads: unset it to download {name}")
     with _errors(name):
         hub = _Hub()
         commit, files = hub.files(name)
@@ -127,17 +127,23 @@ class _Hub:
         try:
             info = api.model_info(name.repo, revision=name.revision, timeout=_TIMEOUT_S, files_metadata=True)
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # a network's login page, say
-            seen = f"an answer that is none ({type(error).__name__})"
-            raise HubError(f"asked for {name.repo}, the hub gave {seen}: check the connection") from error
+            seen = f"an invalid answer ({type(error).__name__})"
+            raise HubError(f"the hub gave {seen} for {name.repo}: check the connection") from error
         if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
-            raise HubError(f"the hub says that {name.repo} is at commit {shown(info.sha)}: this is none")
+            raise HubError(
+                f"the hub says that {name.repo} is at {shown(info.sha)}, which is not a commit: "
+                "try again later"
+            )
         return info.sha, {str(each.rfilename): each for each in info.siblings or ()}
 
     def describe(self, name: HubName, commit: str, found: Any) -> _Remote:
         file = str(found.rfilename)
         checksum = str(found.lfs.sha256 if found.lfs else found.blob_id)
         if not re.fullmatch(r"[0-9a-f]{64}|[0-9a-f]{40}", checksum):
-            raise HubError(f"the hub gives no checksum of {shown(file, 120)}, but {shown(checksum)}")
+            raise HubError(
+                f"the hub gives {shown(checksum)} for {shown(file, 120)}, which is not a "
+                "checksum: try again later"
+            )
         if not isinstance(found.size, int) or found.size <= 0:
             raise HubError(
                 f"the hub says that {shown(file, 120)} has {shown(found.size)} bytes, not 1 or more"
@@ -165,8 +171,8 @@ def _check_room(folder: Path, missing: list[_Remote]) -> None:
     above = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(above).free
     if missing and needed + _SPARE > free:
-        fix = "free some, or set HOTCOLD_CACHE to a folder on another disk"
-        raise HubError(f"{size(needed)} are to be downloaded and {above} has {size(free)} free: {fix}")
+        fix = "free more, or set HOTCOLD_CACHE to a folder on another disk"
+        raise HubError(f"the download needs {size(needed)}, and {above} has {size(free)} free: {fix}")
 
 
 def _fetch(
@@ -219,8 +225,10 @@ def _download(hub: _Hub, path: Path, remote: _Remote, advance: Callable[[int], N
         os.fsync(file.fileno())
     if (seen := checksum.hexdigest()) != remote.checksum:
         path.unlink()
-        differs = f"has checksum {seen[:16]}... and {remote.checksum[:16]}... is needed"
-        raise HubError(f"{shown(remote.file, 120)}: what came {differs}; it was deleted: download it again")
+        differs = f"has the checksum {seen[:16]}..., not {remote.checksum[:16]}..."
+        raise HubError(
+            f"{shown(remote.file, 120)}: the downloaded file {differs}; it was deleted: download it again"
+        )
 
 
 def _rest(hub: _Hub, remote: _Remote, done: int) -> Iterator[bytes]:
@@ -296,13 +304,13 @@ def _told(name: HubName, error: Exception) -> str | None:
         )
     if status in (401, 403) or kind == "RepositoryNotFoundError":
         token = (
-            "the token of HF_TOKEN does not reach it"
+            "the token in HF_TOKEN gives no access to it"
             if os.environ.get("HF_TOKEN")
-            else "private ones need HF_TOKEN"
+            else "private models need a token in HF_TOKEN"
         )
-        return f"{name.repo} is not on the hub, or not for you: check the name; {token}"
+        return f"{name.repo} is not on the hub, or you have no access: check the name; {token}"
     if kind.endswith("EntryNotFoundError"):
-        return f"{name} is not on the hub: it was listed and is gone"
+        return f"{name} is not on the hub: it was listed before and is gone now"
     if status is not None:
         return f"the hub answered {status} for {name.repo}: try again later, {_AGAIN}"
     if _library(error) in ("huggingface_hub", *_HTTP_LIBRARIES):

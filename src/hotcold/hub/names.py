@@ -83,7 +83,7 @@ def parse(model: str | os.PathLike[str]) -> HubName:
     text = _without_address(_text(model))
     found = _NAME.fullmatch(text) if len(text) <= _LONGEST else None
     if found is None or "--" in found["repo"] or ".." in found["repo"]:
-        raise HubError(f"{shown(text, 120)} is no name of a model on the hub: {FORMS} is needed")
+        raise HubError(f"{shown(text, 120)} is not the name of a model on the hub: {FORMS} is needed")
     rest, revision = found["rest"], found["revision"]
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise HubError(f"revision {shown(revision, 80)}: a branch, a tag or a commit is needed")
@@ -95,7 +95,7 @@ def parse(model: str | os.PathLike[str]) -> HubName:
         return HubName(found["repo"], rest, revision=revision)
     after_colon = text[found.end("repo")] == ":"
     if not after_colon or not _QUANT.fullmatch(rest):
-        raise HubError(f"{shown(rest, 120)} is no .gguf file and no quantisation: {FORMS} is needed")
+        raise HubError(f"{shown(rest, 120)} is neither a .gguf file nor a quantisation: {FORMS} is needed")
     return HubName(found["repo"], quant=rest, revision=revision)
 
 
@@ -167,7 +167,7 @@ def choose_first(name: HubName, there: list[str]) -> str:
     if not meant:
         asked = "GGUF file" if name.quant is None else f"file of quantisation {name.quant}"
         raise HubError(f"{name.repo} has no {asked}: {_listed(models)}")
-    example = f"say which, as in {name.repo}:{_label(meant, 0)}"
+    example = f"choose one, as in {name.repo}:{_label(meant, 0)}"
     raise SeveralModels(f"{name.repo} has {len(meant)} models: {example}; {_listed(meant)}")
 
 

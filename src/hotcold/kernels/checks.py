@@ -44,7 +44,7 @@ _W = TypeVar("_W")
 def own_weights(weights: object, kind: type[_W]) -> _W:
     """Returns the weights. TypeError: another backend made them."""
     if not isinstance(weights, kind):
-        raise TypeError(f"weights of {type(weights).__name__}: those that this backend made are needed")
+        raise TypeError(f"weights of {type(weights).__name__}: weights made by this backend are needed")
     return weights
 
 
@@ -108,7 +108,7 @@ def check_matrix(tensor: AnyTensor, bias: Floats | None = None) -> None:
 def check_resident(tensors: FFNTensors) -> None:
     """Refuses experts that stay in their file."""
     if tensors.residency is not None:
-        raise ValueError("this backend reads no experts when they are named: all must lie in memory")
+        raise ValueError("this backend does not read experts from the file: all must be in memory")
 
 
 def check_ffn(tensors: FFNTensors) -> None:
@@ -240,7 +240,7 @@ def check_attention(call: AttentionCall, q: Buffer, sinks: Buffer | None) -> Non
     if call.window is not None and call.window < 1:
         raise ValueError(f"attention window {call.window}: at least 1 position is needed")
     if call.chunked and call.window is None:
-        raise ValueError("attention in chunks without a window: their length is needed")
+        raise ValueError("attention in chunks without a window: the length of a chunk is needed")
     if call.softcap is not None:
         check_softcap(call.softcap, "attention ")
     _check_vector("attention sinks", sinks, *q.shape[1:2])

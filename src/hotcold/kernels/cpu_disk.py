@@ -66,7 +66,7 @@ class Disk:
         experts, slots = tensors.experts, residency.slots
         neurons, dim = tensors.up.shape[0] // experts, tensors.up.shape[1]
         if tensors.expert_ends is not None or tensors.down_blocks is not None:
-            raise ValueError("parts of experts cannot be read one by one: whole ones are needed")
+            raise ValueError("parts of experts cannot be read one by one: whole experts are needed")
         cache = _native.ExpertCache(self.native, residency.label, experts, slots)
         by_output = tensors.down_layout == "by_output"
         dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
@@ -177,9 +177,9 @@ class Disk:
     def _experts(self, tensor: AnyTensor | None, experts: int) -> _FileRows:
         """Locates the experts of a tensor. ValueError: single experts, or this file, cannot be read."""
         if not isinstance(tensor, StoredTensor) or tensor.by_column:
-            raise ValueError("experts that are read when they are named must lie in a file")
+            raise ValueError("experts outside memory must be stored in a file")
         if tensor.factors is not None:
-            raise ValueError("experts that are read when they are named have no factors")
+            raise ValueError("experts outside memory can have no factors")
         if tensor.file not in self._files:
             self._files[tensor.file] = self._number(tensor)
         rows, pitch = tensor.shape[0] // experts, 1
@@ -189,7 +189,7 @@ class Disk:
             steps = np.diff(chosen, axis=1)
             pitch = int(steps[0, 0]) if steps.size else 1
             if (steps != pitch).any():
-                raise ValueError("the rows of an expert do not lie together in the file")
+                raise ValueError("the rows of an expert are not stored together in the file")
             firsts = chosen[:, 0].tolist()
         offsets = [tensor.offset + first * tensor.row_bytes for first in firsts]
         return _FileRows(self._files[tensor.file], offsets, rows * pitch, tensor.row_bytes, pitch)

@@ -31,9 +31,11 @@ def asked_for_rings() -> bool | None:
     if not asked:
         return None
     if asked not in ("io_uring", "threads"):
-        raise UserError(f"{READS_VARIABLE} is {asked!r}: there are io_uring and threads")
+        raise UserError(f"{READS_VARIABLE} is {asked!r}: choose from io_uring and threads")
     if asked == "io_uring" and (error := _no_rings()):
-        raise UserError(f"{READS_VARIABLE} is {asked!r}: this system has none here ({os.strerror(error)})")
+        raise UserError(
+            f"{READS_VARIABLE} is {asked!r}: this system does not allow it ({os.strerror(error)})"
+        )
     return asked == "io_uring"
 
 

@@ -47,5 +47,5 @@ class HostMemory:
 def own_link(box: Mailbox) -> _native.FlagLink:
     """Returns the link of a mailbox. TypeError: another kind of backend made the mailbox."""
     if not isinstance(box.link, _native.FlagLink):
-        raise TypeError(f"a mailbox with a {type(box.link).__name__}: this backend's own are needed")
+        raise TypeError(f"a mailbox with a {type(box.link).__name__}: a link of this backend is needed")
     return box.link

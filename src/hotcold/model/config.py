@@ -429,7 +429,7 @@ def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> in
     """Returns the rows of the embedding table; the tokenizer must have as many tokens."""
     table = tensors.get("token_embd.weight")
     if table is None:
-        raise ModelError("tensor token_embd.weight is missing: this file holds no model (a vocabulary only?)")
+        raise ModelError("tensor token_embd.weight is missing: this file has no model (only a vocabulary?)")
     vocab = whole("rows of token_embd.weight", table.shape[0], 1, MAX_VOCAB)
     tokens: Any = metadata.get("tokenizer.ggml.tokens")
     if hasattr(tokens, "__len__") and len(tokens) != vocab:

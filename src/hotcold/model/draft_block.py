@@ -37,7 +37,7 @@ def with_draft(config: Config, tensors: Mapping[str, TensorInfo]) -> tuple[Confi
     if not config.drafting:
         return config, ""
     if not config.family.drafts:
-        return config, f"blocks that guess tokens are not computed in {config.architecture} models"
+        return config, f"draft blocks are not supported in {config.architecture} models"
     whole = _with_block(config, tensors)
     if whole is None:
         return config, f"blk.{config.layers} guesses tokens, and has no FFN like those of other layers"
@@ -106,7 +106,7 @@ def _tensor_error(whole: Config, tensors: Mapping[str, TensorInfo]) -> str:
             continue
         shape = required.get(name) or optional.get(name)
         if shape is None:
-            return f"tensor {name} has no place in it"
+            return f"tensor {name} is unknown"
         if not fits(info.shape, shape):
             return f"tensor {name} has shape {info.shape}, not {shape}"
         try:
@@ -115,7 +115,7 @@ def _tensor_error(whole: Config, tensors: Mapping[str, TensorInfo]) -> str:
             return f"tensor {name}: {error}"
     joined = tensors[f"{blk}nextn.eh_proj.weight"].type
     if whole.dim % joined.weights:
-        return f"blocks of {joined.name} do not end where its halves meet"
+        return f"a block of {joined.name} crosses the border of its two halves"
     return ""
 
 

@@ -65,7 +65,7 @@ class _Pool:
     def keep(self, place: int, key: Hashable) -> None:
         """Gives a key to an owned place, which is no longer written to. Existing keys stay."""
         if not self._owners[place]:
-            raise ValueError(f"{self._what} {place} is kept as {key!r:.60}: somebody must own it")
+            raise ValueError(f"{self._what} {place} is kept as {key!r:.60}: it must have an owner")
         if key not in self._by_key and place not in self._keys:
             self._by_key[key] = place
             self._keys[place] = key

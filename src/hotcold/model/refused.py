@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hotcold.values import shown
 
-_ENTRY = "it needs an entry in families.py, and nobody has checked one against its publishers' code"
+_ENTRY = "it needs an entry in families.py that is checked against its publishers' code"
 
 #: Reasons, each with the architectures that it applies to.
 _REASONS = {
@@ -16,31 +16,31 @@ _REASONS = {
         "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert t5encoder "
         "gemma-embedding llama-embed",
     "it is an encoder with a decoder, and only decoders run": "t5",
-    "it is a diffusion model: it does not write one token after the other": "dream llada llada-moe rnd1",
-    "it is a model of sound": "wavtokenizer-dec qwen3tts pockettts",
+    "it is a diffusion model: it does not generate token by token": "dream llada llada-moe rnd1",
+    "it is an audio model": "wavtokenizer-dec qwen3tts pockettts",
     "it reads images, and its text model has experts or matrices of its own for them":
         "cogvlm chameleon deepseek2-ocr paddleocr hunyuan_vl",
     "it only drafts tokens for another model": "eagle3 dflash gemma4-assistant",
     "it needs ALiBi": "mpt bloom refact jais baichuan",
     "it needs clamped queries, keys and values": "dbrx olmo",
     "it needs a learned table of positions from position 0 on": "gpt2 starcoder",
-    "it needs attention and FFN side by side with norms or biases of another kind":
+    "it needs parallel attention and FFN with other norms or biases":
         "gptj gptneox phi2 stablelm codeshell plamo",
     "it needs layers of different shapes": "deci openelm plamo3 step35 mimo2 laguna",
     "it needs the recurrence of Mamba 1": "mamba jamba plamo2",
-    "it needs the gated delta rule as another family has it": "bailingmoe3",
-    "it needs the recurrence of RWKV as another family has it": "rwkv6 rwkv6qwen2 arwkv7",
+    "it needs the gated delta rule in a form of its own": "bailingmoe3",
+    "it needs the recurrence of RWKV in a form of its own": "rwkv6 rwkv6qwen2 arwkv7",
     "it needs lightning attention": "minimax-01",
     "it needs a gate of each head's attention": "spark2_5",
     "it needs layers through which a token goes several times": "hrm_text",
-    "the file is bitnet.cpp's, and nobody has checked it: `hotcold convert` makes one of the checkpoint":
+    "bitnet.cpp's files are not supported: `hotcold convert` makes a file of the checkpoint":
         "bitnet-b1.58",
     "it needs attention with a latent cache (MLA), and an entry in families.py": "minicpm3 plm mistral4",
     "it needs attention by an index of keys": "minimax-m3 hy_v4 dots3note",
     "it needs several residual streams": "deepseek4 glm5-next kimi-k3 qwen4exp",
-    "it needs a dense FFN beside its experts": "arctic grok grovemoe",
-    "it needs an activation of its own": "apertus maple",
-    "it needs a router of its own": "phimoe olmoe",
+    "it needs a dense FFN in addition to its experts": "arctic grok grovemoe",
+    "it needs an activation that is not supported": "apertus maple",
+    "it needs a router that is not supported": "phimoe olmoe",
     _ENTRY:
         "dots1 bailingmoe bailingmoe2 deepseek exaone-moe afmoe hy_v3 cohere2moe qwen orion internlm2 "
         "xverse exaone pangu-embedded maincoder talkie mellum clef graniteswitch granite_swa "
@@ -69,11 +69,11 @@ _BY_PLAIN_NAME = {_plain(name): reason for name, reason in REFUSED.items()}
 
 #: Other kinds of files, by ``general.type``.
 _KINDS = {
-    "adapter": "the file is an adapter (LoRA), which changes a model and is none",
+    "adapter": "the file is an adapter (LoRA), not a whole model",
     "mmproj": "the file is the image or audio part of a model (mmproj), and has no text model",
-    "imatrix": "the file is an importance matrix (imatrix): name it when you quantise a model",
-    "predictor": "the file holds predictors of a model: name the model, and this file beside it",
-    "profile": "the file is a profile of a model: name the model, and this file when you plan",
+    "imatrix": "the file is an importance matrix: give it to hotcold quantize",
+    "predictor": "the file holds predictors of a model: give the model, and this file as predictor",
+    "profile": "the file is a profile of a model: give the model, and this file to hotcold plan",
 }
 
 
@@ -82,7 +82,7 @@ def refusal(architecture: object, kind: object, known: Iterable[str]) -> str | N
     if isinstance(kind, str) and kind in _KINDS:
         return _KINDS[kind]
     if architecture is None:
-        return "general.architecture is missing: this file holds no model"
+        return "general.architecture is missing: this file has no model"
     name = architecture if isinstance(architecture, str) else ""
     if name in known:
         return None

@@ -87,7 +87,7 @@ def check_tensors(file: GGUFFile, config: Config, others: Container[str] = ()) -
         if name not in shapes:
             if name in others or _IGNORED.fullmatch(name) or is_drafting(name, config):
                 continue
-            raise ModelError(f"tensor {printable(name, 80)} has no place in a {config.architecture} model")
+            raise ModelError(f"tensor {printable(name, 80)} is unknown in a {config.architecture} model")
         if not fits(info.shape, shapes[name]):
             raise ModelError(f"tensor {name} has shape {info.shape}: the metadata asks for {shapes[name]}")
         try:

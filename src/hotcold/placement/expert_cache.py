@@ -55,18 +55,18 @@ class ExpertCachePlan:
         fit."""
         experts, units = config.experts, expert_bytes(file, config)
         if experts is None or not any(units):
-            raise NoExpertsError(
-                "`ram_budget` is for models of experts: this model has none, so all of it is read"
-            )
+            raise NoExpertsError("`ram_budget` is for MoE models: this model has no experts, so leave it out")
         if experts.count <= LEAST_SLOTS:
-            raise NoExpertsError(f"`ram_budget` is for models of more than {LEAST_SLOTS} experts")
+            raise NoExpertsError(
+                f"`ram_budget` is for MoE models with more than {LEAST_SLOTS} experts: leave it out"
+            )
         whole = {**bill, "reading": 0}
         if sum(whole.values()) + experts.count * sum(units) <= budget:
             return cls(budget, whole, experts.count, units, tuple(experts.count * bool(n) for n in units))
         if scales := [name for name in file.tensors if _EXPERT_SCALE.fullmatch(name) and not experts.beside]:
-            seen = f"tensor {scales[0]} multiplies experts, which cannot be read when they are named then"
+            seen = f"tensor {scales[0]} multiplies experts, so all experts must be in memory"
             raise NoExpertsError(
-                f"`ram_budget` of {exact_size(budget)}: {seen}: give none, or as much as holds all experts"
+                f"`ram_budget` of {exact_size(budget)}: {seen}: leave it out, or give enough for all experts"
             )
         bill = {**bill, "reading": reading_bytes(_row_bytes(file, config))}
         free_bytes = budget - sum(bill.values())
@@ -75,7 +75,7 @@ class ExpertCachePlan:
             least = enough_size(sum(bill.values()) + LEAST_SLOTS * sum(units))
             rest = ", ".join(f"{what} {size(n)}" for what, n in bill.items() if n)
             needs = f"this model needs {least} ({rest}, and {LEAST_SLOTS} experts of each layer)"
-            fix = "give as much, or a smaller context (`context`)"
+            fix = "give as much, or use a smaller context (`context`)"
             raise BudgetTooSmallError(f"`ram_budget` of {exact_size(budget)}: {needs}: {fix}")
         left, slots = free_bytes - per_layer * sum(units), []
         for unit in units:

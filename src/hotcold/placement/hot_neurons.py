@@ -176,7 +176,7 @@ class HotNeurons:
         parts = [*self.bill.items(), ("gates and hot rows", self.expert_bytes)]
         bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
         seen = f"{self.fitting} ({printable(self.source)}), {self.share:.0%} of the experts' bytes,"
-        others = f"others' are read as they are needed ({way_of_reading()})"
+        others = f"the rest is read when a token needs it ({way_of_reading()})"
         return f"{seen} fit in {exact_size(self.budget_bytes)}; {others}: {bill}"
 
     def report(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def buffer_bytes(caches: int, available: int | None) -> int:
     if available is not None and available < _MEMORY_SHARE * SMALLEST_BUFFER:
         seen = f"{available >> 20} MiB of memory are available"
         needed = f"{_MEMORY_SHARE * SMALLEST_BUFFER >> 20} MiB are needed to measure how fast it is"
-        raise UserError(f"{seen}: {needed}; end other programs and try again")
+        raise UserError(f"{seen}: {needed}; close other programs and try again")
     wanted = min(max(_USUAL_BUFFER, _CACHE_MULTIPLE * caches), LARGEST_BUFFER)
     return wanted if available is None else min(wanted, available // _MEMORY_SHARE >> 20 << 20)
 

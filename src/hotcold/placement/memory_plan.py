@@ -113,12 +113,12 @@ class MemoryPlan:
         if asked is None:
             copies = min(copies_within(left, config, pages), most)
             if copies < min(usual, pages):
-                kept = f"{copies} states are kept for prompts that begin alike (`state_copies`)"
-                notes.append(f"{kept}: 1/{COPIES_PART} of free memory holds no more")
+                kept = f"{copies} states are kept for prompts with a common prefix (`state_copies`)"
+                notes.append(f"{kept}, since more do not fit in 1/{COPIES_PART} of the free memory")
         if most < copies + spare:
             wanted, spare = spare, max(0, most - copies)
-            kept = f"{spare} states are kept after guesses, so no step verifies more (`draft_max`)"
-            notes.append(f"{kept}: memory does not suffice for {wanted}")
+            kept = f"a step verifies at most {spare} draft tokens (`draft_max`)"
+            notes.append(f"{kept}: memory is too small for the states of {wanted}")
         return replace(self, slots=sequences + copies + spare, spare_slots=spare, notes=tuple(notes))
 
     def _with_pages(self, free: int | None, wanted: int) -> Self:
@@ -130,8 +130,8 @@ class MemoryPlan:
             return replace(self, pages=wanted)
         pages = max(least, left // page_bytes)
         shared = f"{limits.sequences} requests share a KV cache of {pages * PAGE} positions"
-        full = f"memory does not suffice for the {wanted * PAGE} of as many contexts"
-        note = f"{shared}: {full}, so they may wait for each other"
+        full = f"memory is too small for {wanted * PAGE}, a full context for each"
+        note = f"{shared}: {full}, so requests may wait for each other"
         return replace(self, pages=pages, notes=(*self.notes, note))
 
     def with_experts(self, file: GGUFFile, draft_model: int = 0, *, asked: bool = True) -> tuple[Self, str]:
@@ -158,7 +158,7 @@ class MemoryPlan:
         if by_neuron and (hot := HotNeurons.fit(budget, bill, file, config, profile, self._candidates)):
             return replace(self, experts=hot), note
         if expert_cache is None:
-            less = "" if self.predictors else "; with a predictor (`sparsity=predicted`) less will do"
+            less = "" if self.predictors else "; with a predictor (`sparsity=predicted`) less is enough"
             raise BudgetTooSmallError(f"{lacking}{less}")
         if profile.routing is not None:
             expert_cache = expert_cache.by_profile(profile, config.experts.chosen)

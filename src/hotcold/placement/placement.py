@@ -141,7 +141,7 @@ def read_placement(path: Path, sizes: Sizes) -> Placement:
     is damaged, or another model's."""
     with open_gguf(path) as file, naming(path, SidecarError):
         if not file.says("general.architecture", _INDEX):
-            raise SidecarError(f"is no placement: general.architecture {_INDEX} is needed")
+            raise SidecarError(f"is not a placement: general.architecture {_INDEX} is needed")
         *where, head = _where(file, sizes)
         count = len(sizes.neurons)
         if len(file.tensors) > 2 * count:

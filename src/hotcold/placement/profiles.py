@@ -21,7 +21,7 @@ _I16 = next(type for type in GGML_TYPES.values() if type.name == "I16")
 
 #: The shape whose power law stands for an unknown model.
 _ASSUMED = SHAPES["mistral-7b"]
-_ASSUMED_SOURCE = "10 % fire, 26 % of them 80 % of all (assumed)"
+_ASSUMED_SOURCE = "26 % of neurons, 80 % of activations (assumed)"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def find_profile(sizes: Sizes, path: Path | None, model: Path | None) -> Profile
     if path is not None:
         return read_profile(path, sizes)
     if sizes.always_read == 1:
-        of_experts = "" if sizes.experts == 1 else " of an expert, which are chosen alike (assumed)"
+        of_experts = "" if sizes.experts == 1 else " of an expert, all experts chosen equally often (assumed)"
         firing = [np.full(n, sizes.share_of(i)) for i, n in enumerate(sizes.neurons)]
         return Profile(firing, f"no zeros: all neurons{of_experts}")
     return power_law_profile(sizes, _ASSUMED, _ASSUMED_SOURCE)
@@ -90,7 +90,7 @@ def read_profile(path: Path, sizes: Sizes) -> Profile:
             read_numbers(file, f"blk.{i}.profile", n) if n else np.zeros(0) for i, n in enumerate(neurons)
         ]
         if not any(each.any() for each in firing):
-            raise SidecarError("no neuron fires in it: make another")
+            raise SidecarError("no neuron is active in it: make another with hotcold profile")
         routing = routes = None
         if sizes.experts > 1 and any(name.endswith(".routing") for name in file.tensors):
             routing = [

@@ -324,7 +324,7 @@ def placed_by(config: Config) -> str:
     if config.whole is None:
         return "neurons" if config.experts is None else "neurons inside experts"
     cut = any(config.skips) and not config.normed
-    but = f", but in {sum(config.skips)} whose gates are cut" if cut else ""
+    but = f", except in {sum(config.skips)} layers with cut gates" if cut else ""
     why = config.whole if config.normed else f"{config.activation} gives no zeros"
     return f"{'layers' if config.experts is None else 'experts'}: {why}{but}"
 

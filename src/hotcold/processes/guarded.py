@@ -71,7 +71,7 @@ class GuardedProcess:
         seconds = self._seconds if seconds is None else seconds
         line = b"%r %b\n" % (seconds, _to_json(request))
         if len(line) > _REQUEST_BYTES:
-            raise UserError(f"a question of {len(line)} bytes: allowed are {_REQUEST_BYTES}")
+            raise UserError(f"the request has {len(line)} bytes: at most {_REQUEST_BYTES} are allowed")
         with self._lock:
             if self._closed:
                 raise ProcessLost("the process is closed")

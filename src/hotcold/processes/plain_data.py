@@ -79,7 +79,7 @@ def unpack(text: bytes | memoryview, ids: bytes | memoryview) -> tuple[Plain, "a
     try:
         return json.loads(bytes(text), parse_constant=_refuse), _little(numbers)
     except (ValueError, RecursionError) as error:
-        raise PlainDataError(f"a message that is no JSON: {error}") from None
+        raise PlainDataError(f"a message that is not JSON: {error}") from None
 
 
 class Unpacker:
@@ -103,7 +103,7 @@ class Unpacker:
 
 
 def _refuse(name: str) -> None:
-    raise PlainDataError(f"{name} is no number of JSON")
+    raise PlainDataError(f"{name} is not a number of JSON")
 
 
 def _little(numbers: "array[int]") -> "array[int]":
@@ -149,7 +149,7 @@ def _same(value: Any) -> Any:
 def _exactly(kind: type) -> Convert:
     def back(plain: Plain) -> Any:
         if type(plain) is not kind:
-            raise PlainDataError(f"{plain!r:.40} is no {kind.__name__}")
+            raise PlainDataError(f"{plain!r:.40} is not {kind.__name__}")
         return plain
 
     return back
@@ -158,7 +158,7 @@ def _exactly(kind: type) -> Convert:
 def _one_of(allowed: Sequence[Any]) -> Convert:
     def back(plain: Plain) -> Any:
         if plain not in allowed:
-            raise PlainDataError(f"{plain!r:.40} is none of {allowed}")
+            raise PlainDataError(f"{plain!r:.40} is not one of {allowed}")
         return plain
 
     return back
@@ -171,14 +171,14 @@ def _float_to(value: float) -> Plain:
 def _float_from(plain: Plain) -> float:
     if type(plain) in (float, int) or plain in ("inf", "-inf", "nan"):
         return float(plain)
-    raise PlainDataError(f"{plain!r:.40} is no float")
+    raise PlainDataError(f"{plain!r:.40} is not a float")
 
 
 def _bytes_from(plain: Plain) -> bytes:
     try:
         return base64.b64decode(plain, validate=True)
     except (TypeError, ValueError):
-        raise PlainDataError(f"{plain!r:.40} is no base64") from None
+        raise PlainDataError(f"{plain!r:.40} is not base64") from None
 
 
 def _optional(arguments: tuple[Any, ...]) -> tuple[Convert, Convert]:
@@ -197,7 +197,7 @@ def _list(make: Callable[[Any], Any], entry: tuple[Convert, Convert]) -> tuple[C
 
     def from_list(plain: Plain) -> Any:
         if not isinstance(plain, list):
-            raise PlainDataError(f"{plain!r:.40} is no list")
+            raise PlainDataError(f"{plain!r:.40} is not a list")
         return make(map(back, plain))
 
     return (list if to is _same else lambda value: [to(each) for each in value]), from_list
@@ -211,7 +211,7 @@ def _row(make: Callable[[Any], Any], entries: Sequence[tuple[Convert, Convert]])
 
     def from_row(plain: Plain) -> Any:
         if not isinstance(plain, list) or len(plain) != len(entries):
-            raise PlainDataError(f"{plain!r:.40} is no list of {len(entries)}")
+            raise PlainDataError(f"{plain!r:.40} is not a list of {len(entries)}")
         return make(back(each) for (_, back), each in zip(entries, plain, strict=True))
 
     return to_row, from_row
@@ -244,7 +244,7 @@ def _dataclass(kind: Any) -> tuple[Convert, Convert]:
 
     def from_object(plain: Plain) -> Any:
         if not isinstance(plain, dict) or not plain.keys() <= back.keys():
-            raise PlainDataError(f"{plain!r:.40} is no {kind.__name__}")
+            raise PlainDataError(f"{plain!r:.40} is not {kind.__name__}")
         try:
             return kind(**{name: back[name](each) for name, each in plain.items()})
         except TypeError as error:  # for missing fields

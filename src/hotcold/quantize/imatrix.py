@@ -50,7 +50,7 @@ class Importance:
         experts = outer[0]
         if self.sums.size != experts * columns or experts % len(self.counts):
             seen = f"{self.sums.size} values, {len(self.counts)} counts"
-            needed = f"{experts} times {columns} are needed: this file is another model's"
+            needed = f"{experts} times {columns} are needed: this file belongs to another model"
             raise ImatrixError(f"importance matrix of {name} has {seen}: {needed}")
         counts = np.repeat(self.counts, experts // len(self.counts))[:, None]
         sums = self.sums.reshape(experts, columns)
@@ -180,7 +180,7 @@ class _Dat:
     def take(self, n: int, what: str) -> bytes:
         if n > self.left:
             short = f"{n} bytes needed, {self.left} remain"
-            raise ImatrixError(f"ends inside {what}: {short}; it is cut short, or no importance matrix")
+            raise ImatrixError(f"ends inside {what}: {short}; it is cut short, or not an importance matrix")
         self._at += n
         return self._data[self._at - n : self._at]
 
@@ -188,7 +188,7 @@ class _Dat:
         value = int(_I32.unpack(self.take(4, what))[0])
         if not low <= value <= high:
             seen = f"the number of {what} is {value}"
-            raise ImatrixError(f"{seen}: {low} to {high} are possible; this is no importance matrix")
+            raise ImatrixError(f"{seen}: {low} to {high} are possible; this is not an importance matrix")
         return value
 
     def text(self, what: str, most: int) -> str:

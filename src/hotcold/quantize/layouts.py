@@ -167,7 +167,7 @@ class _Wanted:
         if format == "powerinfer" and not (options.predictors or inside):
             raise QuantizeError("PowerInfer's programs need predictors in the file: give `predictors`")
         if options.type is not None and down == _layout(source, config):
-            raise QuantizeError(f"`type` is for down matrices that change, and down is {down} already")
+            raise QuantizeError(f"`type` is for down matrices that change: down is {down} already")
         notes = []
         if inside and format == "gguf" and not options.take_predictors:
             notes.append("the file's predictors are left out: `take_predictors` keeps them in a file beside")
@@ -276,7 +276,7 @@ def _check_powerinfer(source: GGUFFile, config: Config) -> None:
     _architecture(config)
     known = _KNOWN[config.architecture]
     if unknown := [name for name in source.tensors if not known.fullmatch(name)]:
-        raise QuantizeError(f"tensor {unknown[0]}: PowerInfer's programs have no place for it")
+        raise QuantizeError(f"tensor {unknown[0]}: PowerInfer's programs do not know it")
     computed = [name for name in source.tensors if _COMPUTED_SPARSELY.fullmatch(name)]
     check_computed(computed, source)
 
@@ -286,7 +286,9 @@ def _check_taking(source: GGUFFile, config: Config, options: LayoutOptions, outp
     assert path is not None
     check_predictors(source, config)
     if options.format == "powerinfer" or options.predictors:
-        raise QuantizeError("`take_predictors` makes a GGUF file without them: leave `format` and others out")
+        raise QuantizeError(
+            "`take_predictors` makes a GGUF file without predictors: leave `format` and other options out"
+        )
     if path.resolve() in (output.resolve(), source.path.resolve()):
         raise QuantizeError(f"{shown(str(path))} is the model: the predictors need a file of their own")
     with naming(path, QuantizeError):

@@ -52,35 +52,36 @@ def from_sidecar(path: Path, model: GGUFFile, config: Config) -> OneThreshold:
     they are another model's, incomplete or damaged."""
     with open_gguf(path) as file, naming(path, QuantizeError):
         if not is_sidecar(file):
-            raise QuantizeError("is no predictor file: hotcold fit-predictor makes one")
+            raise QuantizeError("is not a predictor file: hotcold fit-predictor makes one")
         facts = check_predictors(file, config, model.fingerprint())
         layers = [read_predictor(file, config, i) for i in range(config.layers)]
         if facts.input == "residual":
             return _of_residual(layers)
         if config.family.norm != "rms":
             raise QuantizeError(
-                f"they read what {config.architecture}'s LayerNorm gives: PowerInfer has none"
+                f"its predictors read the output of {config.architecture}'s LayerNorm, which PowerInfer "
+                "does not have"
             )
         blocks = [f"blk.{i}." for i in range(config.layers)]
         names = [f"{blk}{input_norms(config, blk, model.tensors)[1]}.weight" for blk in blocks]
         norms = [model.load(name).dequantise().reshape(-1) for name in names]
         folded = [_before_the_norm(each, norm) for each, norm in zip(layers, norms, strict=True)]
     ranks = f"{max(first.shape[0] for first, _ in folded)}"
-    note = "they read the FFN's normed input, and PowerInfer's the stream before the norm: its length is"
+    note = "the predictors read the FFN's input after its norm, PowerInfer's read it before: its length is"
     return OneThreshold(folded, 0.0, f"{note} estimated by rows of their own (rank {ranks} at most)")
 
 
 def _of_residual(layers: Sequence[PredictorTensors]) -> OneThreshold:
     """Unchanged predictors if all thresholds are equal; else rows scaled to a threshold of 1 or -1."""
     if not all(each.relu for each in layers):
-        raise QuantizeError("they have no ReLU between their factors: PowerInfer's have")
+        raise QuantizeError("its predictors have no ReLU between their factors, which PowerInfer needs")
     thresholds = np.concatenate([each.threshold for each in layers])
     if (thresholds == thresholds[0]).all():
         found = [(_computed(each.first), _computed(each.second)) for each in layers]
         return OneThreshold(found, float(thresholds[0]))
     if not ((thresholds > 0).all() or (thresholds < 0).all()):
-        seen = f"their thresholds lie between {thresholds.min():g} and {thresholds.max():g}"
-        raise QuantizeError(f"{seen}: PowerInfer has one, which different signs cannot become by scaling")
+        seen = f"its predictors have thresholds between {thresholds.min():g} and {thresholds.max():g}"
+        raise QuantizeError(f"{seen}: PowerInfer has one threshold, and scaling cannot change signs")
     scaled = [
         (
             _computed(each.first),
@@ -88,7 +89,9 @@ def _of_residual(layers: Sequence[PredictorTensors]) -> OneThreshold:
         )
         for each in layers
     ]
-    return OneThreshold(scaled, float(np.sign(thresholds[0])), "rows were scaled to one threshold, in F16")
+    return OneThreshold(
+        scaled, float(np.sign(thresholds[0])), "the rows of predictors were scaled to one threshold, in F16"
+    )
 
 
 def _computed(tensor: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ def _check_wishes(choices: Mapping[str, Choice], wishes: Wishes) -> None:
     for pattern, type in wishes.patterns:
         if not any(pattern.search(name) for name in choices):
             seen = f"`tensor_type` {printable(pattern.pattern, 60)}={type}"
-            raise QuantizeError(f"{seen} names none of the {len(choices)} tensors that can be quantised")
+            raise QuantizeError(f"{seen} matches none of the {len(choices)} tensors that can be quantised")
     if wishes.predictor and not any(PREDICTOR.fullmatch(name) for name in choices):
         raise QuantizeError("`predictor_type`: the file has no predictors, blk.N.fc1.weight and fc2.weight")
 
@@ -165,7 +165,9 @@ def _check_source(info: TensorInfo, options: QuantizeOptions) -> None:
         raise QuantizeError(f"{seen}, which cannot be decoded: start from an F16, BF16 or F32 file")
     if info.type.weights > 1 and not options.allow_requantize:
         better = "start from an F16, BF16 or F32 file, or allow it with `allow_requantize`"
-        raise QuantizeError(f"tensor {info.name} is {info.type.name} already, and would lose twice: {better}")
+        raise QuantizeError(
+            f"tensor {info.name} is {info.type.name} already, and would lose accuracy twice: {better}"
+        )
 
 
 def _notes(source: GGUFFile, choices: Mapping[str, Choice], mixture: Mixture) -> list[str]:
@@ -235,7 +237,7 @@ def _unknown(source: GGUFFile, choices: Mapping[str, Choice], matrix: Importance
     if not missing:
         return []
     others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-    return [f"the importance matrix lacks {missing[0]}{others}: their columns count alike"]
+    return [f"the importance matrix lacks {missing[0]}{others}: their columns count equally"]
 
 
 def _by_expert(

@@ -35,18 +35,20 @@ def check_order(
     """Raises QuantizeError if this model's neurons cannot be reordered, or not in this order. ``layouts`` are
     down's layouts in the new and in the old file."""
     if config.experts is None or not config.gated:
-        raise QuantizeError("neurons change places in models of experts with gates, and this is none")
+        raise QuantizeError(
+            "hot neurons can be stored first only in MoE models with gates: this model is not one"
+        )
     if format != "gguf" or layouts != ("by_neuron", "by_neuron"):
-        fix = "convert it with `down=by_neuron` first, and count that file's neurons"
-        raise QuantizeError(f"down lies {layouts[1]}: neurons change places where rows are theirs: {fix}")
+        fix = "convert the model with `down=by_neuron`, and profile that file"
+        raise QuantizeError(f"down is stored {layouts[1]}, and by_neuron is needed to reorder neurons: {fix}")
     if other := [name for name in source.tensors if _OF_NEURONS.fullmatch(name)]:
-        raise QuantizeError(f"tensor {other[0]}: its neurons cannot change places")
+        raise QuantizeError(f"tensor {other[0]}: its neurons cannot be reordered")
     for layer, rows in order.items():
         one = config.neurons[layer] // config.experts.count
         own = rows.reshape(config.experts.count, one)
         same = np.arange(len(rows)).reshape(own.shape)
         if not np.array_equal(np.sort(own, axis=1), same):
-            raise ValueError(f"layer {layer}: each expert's neurons must change places among themselves")
+            raise ValueError(f"layer {layer}: neurons must stay within their expert")
 
 
 def check_side_by_side(source: GGUFFile) -> None:
@@ -57,7 +59,10 @@ def check_side_by_side(source: GGUFFile) -> None:
             continue
         other = source.tensors.get(f"blk.{layer}.ffn_up_exps.weight")
         if other is None or other.type is not info.type:
-            raise QuantizeError(f"tensor {name} is {info.type.name}: up's type is needed, to lie beside it")
+            raise QuantizeError(
+                f"tensor {name} is {info.type.name}: the type of up is needed, to store "
+                "the rows of a neuron together"
+            )
 
 
 def side_by_side(source: GGUFFile, layer: int, order: Order) -> tuple[str, PlannedTensor]:

@@ -125,7 +125,7 @@ class _Model:
         yield from self._contexts()
         options, short = self.options, "memory" if self.options["ram_budget"] is None else "`ram_budget`"
         if self.config.draft is not None:
-            note = f"{_NO_BLOCK}: {short} has no room for it"
+            note = f"{_NO_BLOCK}: it does not fit in {short}"
             yield from replace(self, config=replace(self.config, draft=None), block_note=note)._contexts()
         if options["ram_budget"] is not None or beside_ram_budget(options) is not None:
             return
@@ -137,7 +137,7 @@ class _Model:
             self,
             options=AllOptions(**{**options, "ram_budget": budget}),
             request=replace(self.short().request, ram_budget=budget),
-            budget_note=f"{chosen}, which leaves {size(reserve)} of what is free to others",
+            budget_note=f"{chosen}, which leaves {size(reserve)} of the free memory to other programs",
         ).forms()
 
     def _contexts(self) -> Iterator["_Model"]:
@@ -146,7 +146,7 @@ class _Model:
         model, wanted = self, self.request.context
         while self.options["context"] is None and model.request.context > _SHORT_CONTEXT:
             context = max(model.request.context // 2, _SHORT_CONTEXT)
-            note = f"the context is {context} tokens (`context`): memory does not suffice for {wanted}"
+            note = f"the context is {context} tokens (`context`): memory is too small for {wanted}"
             model = replace(model._with_context(context), context_note=note)
             yield model
 
@@ -353,7 +353,7 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
         if asked is not None or pool < 2:
             seen = f"a KV cache of {pool} positions (`cache_positions`)"
             raise LoadError(
-                f"{seen} holds less than one context of {context} (`context`): make it as large at least"
+                f"{seen} holds less than one context of {context} (`context`): make it at least as large"
             )
         context = pool
     return MemoryRequest(

@@ -30,12 +30,12 @@ def choose_mode(
     auto = requested == "auto"
     if config.whole and any(config.skips):
         if requested == "predicted":
-            cut = "in this model all gates of a token decide which are 0, so none can be predicted alone"
+            cut = "in this model all gates of a token together decide which neurons are active"
             why = config.whole if config.normed else cut
             raise LoadError(f"`sparsity=predicted`: {why}: use exact, off or auto")
         layers = f"{sum(config.skips)} of {config.layers} layers"
         note = (
-            f"rows of up are skipped, on CPUs alone: {config.whole}"
+            f"rows of up are skipped, only on CPUs: {config.whole}"
             if config.normed
             else f"zeros are skipped in {layers}, whose gates are cut"
         )
@@ -87,7 +87,7 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
 def _not_measured(model: Path, name: str, option: str) -> str:
     command = f"hotcold fit-predictor -m {printable(model.name)} {option} -f TEXT -o NEW.predictor.gguf"
     return (
-        f"sparsity auto is exact: {name} does not say what its predictor costs; this measures it: {command}"
+        f"sparsity auto is exact: {name} has no measurement of its predictors; this measures them: {command}"
     )
 
 

@@ -78,7 +78,7 @@ def template_text(template: str) -> str:
     if template in TEMPLATES:
         return TEMPLATES[template]
     allowed = f"Jinja, or one of {', '.join(TEMPLATES)}"
-    raise UserError(f"chat template {shown(template, 60)} is no template: {allowed}")
+    raise UserError(f"chat template {shown(template, 60)} is not a template: {allowed}")
 
 
 def with_template(metadata: Mapping[str, Any], template: str | None) -> Mapping[str, Any]:

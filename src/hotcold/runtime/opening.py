@@ -39,5 +39,5 @@ def opened(
         return load(file_of(model, progress), {**given, **fixed}, advance)
     if given:
         fix = "leave it out, or give the model's file"
-        raise UserError(f"{min(given)} is for loading, and the model is loaded already: {fix}")
+        raise UserError(f"{min(given)} is an option of loading, and the model is loaded already: {fix}")
     return model

@@ -85,10 +85,10 @@ class OnGPU:
 
     def __str__(self) -> str:
         parts = f"{len(self.layers)} of {self.all_layers} layers{' and the head' if self.head else ''}"
-        hot = f"{self.hot_share:.1%} of the neurons, {self.hot_activation_share:.1%} of the firings"
+        hot = f"{self.hot_share:.1%} of the neurons, {self.hot_activation_share:.1%} of the activations"
         memory = f"{size(self.planned_bytes)} of {exact_size(self.budget_bytes)}"
-        form = "a shader that waits" if self.spin else "submits"
-        return f"GPU {self.gpu.name} ({self.gpu.driver}): {parts}; {hot}; {memory}; handshakes by {form}"
+        form = "a waiting shader" if self.spin else "submits"
+        return f"GPU {self.gpu.name} ({self.gpu.driver}): {parts}; {hot}; {memory}; synchronised by {form}"
 
     def report(self) -> dict[str, Any]:
         """Returns the report for ``--json``."""
@@ -197,8 +197,8 @@ def _in_ram(options: AllOptions) -> Decision:
     if given == "backend":
         raise UserError(f"`ram_budget` needs the backend cpu, not {options['backend']}")
     if given is not None:
-        raise UserError(f"`ram_budget` is for the CPU alone today: leave out `{given}`")
-    note = "no GPU is used: `ram_budget` is for the CPU alone today"
+        raise UserError(f"`ram_budget` works only without a GPU today: leave out `{given}`")
+    note = "no GPU is used: `ram_budget` works only without a GPU today"
     return Decision(() if options["gpu"] == OFF else (note,))
 
 
@@ -213,7 +213,7 @@ def _check(options: AllOptions, *, wanted: bool) -> None:
     if hot is not None and options["gpu"] not in (None, OFF):
         raise UserError(f"`gpu={options['gpu']}` and `hot_backend={hot}`: give one of them")
     if hot is None and options["gpu"] == OFF and wanted:
-        raise UserError("`placement` and `vram_budget` are for a GPU: leave them out, or `gpu=off`")
+        raise UserError("`placement` and `vram_budget` are for a GPU: leave them out, or leave out `gpu=off`")
 
 
 @dataclass(frozen=True)
@@ -292,14 +292,14 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
             f"it does not compute with block type {' or '.join(unread)} yet, which {model.file.path.name} has"
         )
         if asked:
-            raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
+            raise UserError(f"{unused}: {why}: leave out the options of GPUs, or give `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
     if (reason := unsupported(model.plan.config.state_ops)) is not None:
         if asked:
-            raise UserError(f"{unused}: {reason}: leave out what asks for a GPU, or `gpu={OFF}`")
+            raise UserError(f"{unused}: {reason}: leave out the options of GPUs, or give `gpu={OFF}`")
         return Decision((f"{unused}: {reason}",))
     if not asked and any(gpu.shares_memory for gpu in gpus) and None in measured:
-        shares = "it shares the processor's memory, and need not be faster"
+        shares = "it shares the processor's memory, and may not be faster"
         return Decision((f"{unused}: {shares}: hotcold doctor measures it, and `gpu={name}` uses it",))
     budgets = _budgets(options, [gpu.default_budget for gpu in gpus])
     for gpu, budget in zip(gpus, budgets, strict=True):
@@ -328,12 +328,12 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     if apart := _apart(model.plan.config, rated.placement):
         why = f"{apart}: a placement with all layers or none on the GPU is needed"
         if asked:
-            raise UserError(f"{unused}: {why}: leave out what asks for a GPU, or `gpu={OFF}`")
+            raise UserError(f"{unused}: {why}: leave out the options of GPUs, or give `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
     used = rated.placement.gpus
     if used[-1] >= len(gpus):
-        seen = f"{options['placement']} places parts on GPU {used[-1]}, counted from 0"
-        raise UserError(f"{seen}: name {used[-1] + 1} GPUs (`gpu`), not {len(gpus)}")
+        seen = f"{options['placement']} places layers on GPU {used[-1]}, counted from 0"
+        raise UserError(f"{seen}: give {used[-1] + 1} GPUs (`gpu`), not {len(gpus)}")
     spins = [each is not None and each.spins for each in measured]
     on_gpus = tuple(_on(i, gpus[i], rated, budgets[i], spin=spins[i]) for i in used)
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
@@ -347,9 +347,9 @@ def _apart(config: Config, placement: Placement) -> str | None:
     neurons are zero. None if there is none."""
     for i, mixer in enumerate(config.mixers):
         if config.cut_of(i) is not None and placement.where[i] is not None and not placement.hot[i].all():
-            return f"layer {i} needs the gates of all of its neurons, some of which would lie elsewhere"
+            return f"layer {i} needs the gates of all of its neurons, and some would be on another device"
         if (source := mixer.pages_of) is not None and placement.where[i] != placement.where[source]:
-            return f"layer {i} reads keys and values of layer {source}, which would lie elsewhere"
+            return f"layer {i} reads keys and values of layer {source}, which would be on another device"
     return None
 
 

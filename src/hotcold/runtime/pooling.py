@@ -10,12 +10,12 @@ from hotcold.values import shown
 Pooling: TypeAlias = Literal["mean", "last", "cls"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
-_NONE = "the model writes texts and gives no vectors: its file names no pooling"
-_FIX = "models such as Qwen3-Embedding do; `pooling` states it for older files of them"
+_NONE = "the model generates text and gives no embeddings: its file has no pooling type"
+_FIX = "models such as Qwen3-Embedding have one; `pooling` sets it for their older files"
 _ALLOWED = "allowed are 1 (mean) and 3 (last)"
 _REFUSED = {
     0: f"{_NONE} ({{key}} is 0); {_FIX}",
-    2: "the file pools the first token ({key} is 2, cls), which in a causal model has seen no other: "
+    2: "the file pools the first token ({key} is 2, cls), which in a causal model attends to no other token: "
     f"{_ALLOWED}",
     4: f"the file ranks pairs of texts ({{key}} is 4, rank): {_ALLOWED}",
 }

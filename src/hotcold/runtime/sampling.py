@@ -75,7 +75,7 @@ def sampling_of_file(metadata: Mapping[str, Any]) -> tuple[SamplingParams, tuple
             continue
         name = _OF_FILES.get(key.removeprefix(_PREFIX))
         if name is None:
-            notes.append(f"the file recommends {key} {shown(value, 40)}, which there is not here")
+            notes.append(f"the file recommends {key} {shown(value, 40)}, which is not supported here")
             continue
         try:
             params = replace(params, **{name: value})
@@ -85,7 +85,7 @@ def sampling_of_file(metadata: Mapping[str, Any]) -> tuple[SamplingParams, tuple
 
 
 def _bias(id: Any, value: Any) -> tuple[int, float]:
-    id = whole("a token id of logit_bias", id, 0, LARGEST, "ids are the tokenizer's")
+    id = whole("a token id in logit_bias", id, 0, LARGEST, "ids are the tokenizer's")
     if value == -math.inf:
         return id, -math.inf
     return id, real(f"logit_bias of token {id}", value, -1e4, 1e4, "-inf forbids the token")

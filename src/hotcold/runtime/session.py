@@ -116,7 +116,7 @@ class Session:
         if owner is user:
             return
         if owner is not None and owner.in_use:
-            fix = "finish or abort that first, or take model.session(), which has a KV cache of its own"
+            fix = "finish or abort that request first, or use model.session(), which has its own KV cache"
             raise UserError(f"the session is in use by {owner.in_use}: {fix}")
         self.state.clear()
         self._user = weakref.ref(user)

@@ -56,7 +56,7 @@ class SessionLock:
         """Runs steps until ``done``; sleeps while another thread runs one. UserError: this thread is within a
         step."""
         if self.held_here:
-            fix = "a constraint, a signal's function or a destructor must not do that"
+            fix = "a constraint, a signal handler or a destructor must not do that"
             raise UserError(f"a step of a model uses the same model: {fix}")
         while not done():
             if self._try(done, step):

@@ -124,7 +124,7 @@ def _check_headers(request: Request, settings: Settings) -> str:
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in _CODINGS:
         raise APIError(
-            f"Content-Encoding is {coding!r:.60}: allowed are gzip, deflate and identity",
+            f"Content-Encoding is {coding!r:.60}: gzip, deflate and identity are allowed",
             status=415,
             code="unsupported_encoding",
         )
@@ -146,7 +146,7 @@ async def _read(request: Request, settings: Settings) -> bytes:
         message = f"the body did not arrive within {settings.body_s:g} seconds"
         raise APIError(message, status=408, type="timeout_error", code="request_timeout") from None
     except ClientDisconnect:
-        raise APIError("the client has gone", status=499, code="cancelled") from None
+        raise APIError("the client closed the connection", status=499, code="cancelled") from None
     return bytes(body)
 
 
@@ -179,7 +179,7 @@ def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _too_deep(depth: int) -> APIError:
-    return _refused(f"the body has more than {depth} arrays and objects in each other")
+    return _refused(f"the body is nested too deeply: {depth} levels are allowed")
 
 
 def _too_large(limit: int) -> APIError:

@@ -23,7 +23,7 @@ from hotcold.values import printable
 #: that replaced the application's.
 DROP, _REFUSED = "hotcold.drop", "hotcold.refused"
 _NOT_HTTP = "the request is not valid HTTP/1.1"
-_TWO_LENGTHS = "Transfer-Encoding is for HTTP/1.1 alone, and never with Content-Length: send one of the two"
+_TWO_LENGTHS = "Transfer-Encoding needs HTTP/1.1 and excludes Content-Length: send one of the two"
 _BAD_CHUNKS = "the body's chunks are broken: each has a hexadecimal size, CRLF, its data, CRLF"
 _SMALL_CHUNKS = "the body's chunks are too small: send larger ones, or Content-Length"
 #: Limit of empty lines before a request line. Old clients end a body with one (RFC 9112, 2.2).
@@ -76,7 +76,7 @@ class _Framing(h11.Connection):
                 return h11.NEED_DATA
             if bytes(buffer).startswith(b"\r\n"):
                 if self._empty_lines == _EMPTY_LINES:
-                    raise h11.RemoteProtocolError(f"more than {_EMPTY_LINES} empty lines precede it")
+                    raise h11.RemoteProtocolError(f"there are more than {_EMPTY_LINES} empty lines before it")
                 buffer.maybe_extract_at_most(2)
                 self._empty_lines += 1
                 return self._extract_next_receive_event()
@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
         if hasattr(transport, "max_size"):
             transport.max_size = _READ
         if len(self.connections) > self.settings.connections:
-            seen = f"the server has {self.settings.connections} connections, the most that it takes"
+            seen = f"the server has {self.settings.connections} connections, which is its limit"
             self.rare.add(f"a connection was refused: {seen} (--max-connections)")
             full = APIError(
                 seen,
@@ -347,7 +347,7 @@ class Exchange:
         if self.complete or self._disconnected or transport.is_closing():
             return
         if not self._begun:
-            error_500 = APIError("an internal error: the server's log has more", status=500)
+            error_500 = APIError("an internal error: see the server's log", status=500)
             transport.write(_response(error_500, self.scope["path"]))
         self._connection.close()
 

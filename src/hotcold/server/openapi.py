@@ -49,8 +49,8 @@ class Operation:
 
 
 OPERATIONS = (
-    Operation("GET", "/health", "Whether requests are taken", "Anything", public=True),
-    Operation("GET", "/metrics", "Counters, for Prometheus", ""),
+    Operation("GET", "/health", "Whether the server accepts requests", "Anything", public=True),
+    Operation("GET", "/metrics", "Metrics, for Prometheus", ""),
     Operation("GET", "/openapi.json", "This description", "Anything"),
     Operation("GET", "/props", "The server's settings, as in llama.cpp", "Anything"),
     Operation("GET", "/v1/models", "The model that is served", "Models"),
@@ -64,7 +64,7 @@ OPERATIONS = (
         "CompletionRequest", completion.FIELDS, streams=True,
     ),
     Operation(
-        "POST", "/v1/embeddings", "The vectors of texts", "EmbeddingsReply",
+        "POST", "/v1/embeddings", "Embeddings of texts", "EmbeddingsReply",
         "EmbeddingsRequest", embeddings.FIELDS,
     ),
     Operation(
@@ -72,20 +72,20 @@ OPERATIONS = (
         "NativeRequest", native.FIELDS, streams=True,
     ),
     Operation(
-        "POST", "/infill", "Fill in between two texts, as in llama.cpp", "NativeReply",
+        "POST", "/infill", "Fill in text between two texts, as in llama.cpp", "NativeReply",
         "InfillRequest", infill.FIELDS, streams=True,
     ),
     Operation(
         "POST", "/apply-template", "The prompt of a conversation, as in llama.cpp", "Prompt",
         "TemplateRequest", props.TEMPLATE,
     ),
-    Operation("GET", "/slots", "Which slots are taken, as in llama.cpp", "Slots"),
+    Operation("GET", "/slots", "State of the slots, as in llama.cpp", "Slots"),
     Operation(
         "POST", "/v1/responses", "Continue a conversation, as OpenAI's newer clients do", "Response",
         "ResponseRequest", responses.FIELDS, streams=True,
     ),
-    Operation("GET", "/v1/responses/{id}", "A response that is kept", "Response"),
-    Operation("DELETE", "/v1/responses/{id}", "Forget a response", "Deleted"),
+    Operation("GET", "/v1/responses/{id}", "A stored response", "Response"),
+    Operation("DELETE", "/v1/responses/{id}", "Delete a stored response", "Deleted"),
     Operation(
         "POST", "/v1/messages", "Continue a conversation, as with Anthropic", "MessagesReply",
         "MessagesRequest", anthropic.FIELDS, streams=True, error="AnthropicError",
@@ -103,21 +103,21 @@ OPERATIONS = (
         "OllamaRequest", ollama.GENERATE, streams=True, stream="application/x-ndjson", error="OllamaError",
     ),
     Operation(
-        "POST", "/api/embed", "The vectors of texts, as in Ollama", "OllamaVectors",
+        "POST", "/api/embed", "Embeddings of texts, as in Ollama", "OllamaVectors",
         "OllamaEmbedRequest", ollama_embeddings.EMBED, error="OllamaError",
     ),
     Operation(
-        "POST", "/api/embeddings", "The vector of a text, as in older versions of Ollama", "OllamaVector",
+        "POST", "/api/embeddings", "Embedding of a text, as in older versions of Ollama", "OllamaVector",
         "OllamaEmbeddingsRequest", ollama_embeddings.EMBEDDINGS, error="OllamaError",
     ),
     Operation(
-        "POST", "/api/pull", "Finds the model that is served, as in Ollama", "OllamaStatus",
+        "POST", "/api/pull", "Check for the served model, as in Ollama", "OllamaStatus",
         "OllamaPullRequest", ollama.PULL, streams=True, stream="application/x-ndjson", error="OllamaError",
     ),
     Operation("GET", "/api/tags", "The model, as in Ollama", "OllamaModels", error="OllamaError"),
     Operation("GET", "/api/ps", "The loaded model, as in Ollama", "OllamaModels", error="OllamaError"),
     Operation(
-        "POST", "/api/show", "Facts of the model, as in Ollama", "OllamaModel",
+        "POST", "/api/show", "Details of the model, as in Ollama", "OllamaModel",
         "OllamaShowRequest", ollama.SHOW, error="OllamaError",
     ),
     Operation("GET", "/api/version", "The server's version, as in Ollama", "Version", error="OllamaError"),
@@ -139,8 +139,9 @@ def document() -> Document:
         "info": {
             "title": "Hotcold",
             "version": __version__,
-            "description": "What clients of OpenAI, Anthropic, Ollama and llama.cpp expect of a server for "
-            "one language model. Fields that are not listed are ignored; null means the same as no field.",
+            "description": "A server for one language model, with the APIs of OpenAI, Anthropic, Ollama "
+            "and llama.cpp. Fields that are not listed are ignored; null means the same as "
+            "no field.",
         },
         "paths": paths,
         "components": {
@@ -166,7 +167,7 @@ def _operation(route: Operation) -> Document:
         "responses": {
             "200": {"description": "The answer.", "content": content},
             "4XX": {"description": "What is wrong with the request.", "content": error},
-            "503": {"description": "Not now: see Retry-After.", "content": error},
+            "503": {"description": "The server is busy or not ready: see Retry-After.", "content": error},
         },
     }
     if route.public:

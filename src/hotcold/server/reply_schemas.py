@@ -126,7 +126,7 @@ REPLIES: dict[str, Schema] = {
     ),
     "NativeReply": {
         "type": "object",
-        "description": "With response_fields these alone.",
+        "description": "With response_fields only these.",
         "properties": {
             "content": STRING,
             "tokens": list_of(COUNT),

@@ -64,7 +64,7 @@ class RequestLog:
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
             if self._dropped:
-                line = f"{line}\n(and {self._dropped} lines that nobody read in time)"
+                line = f"{line}\n(and {self._dropped} lines were dropped, since stderr was not read in time)"
                 self._dropped = 0
             try:
                 print(line, file=self._stream or sys.stderr, flush=True)
@@ -122,7 +122,7 @@ class Logged:
                 ]
                 words = (request_id, scope["method"], scope["path"], status, f"{seconds:.3f}s", *more)
                 if scope.get(STRANGER):
-                    cause = f"a request that was not admitted was answered with status {status}"
+                    cause = f"a rejected request was answered with status {status}"
                     self._rare.add(cause, line_of(*words))
                 else:
                     self._log.line(*words)
@@ -157,7 +157,7 @@ def defect(error: Exception, scope: Scope) -> APIError:
     scope[NOTES]["error"] = _where(error)
     if sys.flags.dev_mode:
         traceback.print_exception(error)
-    message = f"the server failed, which is its defect: see its log, request {scope[REQUEST_ID]}"
+    message = f"the server failed because of a defect: see its log, request {scope[REQUEST_ID]}"
     return APIError(message, status=500, type="server_error", code="internal_error")
 
 

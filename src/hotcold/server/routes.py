@@ -132,4 +132,6 @@ class _Routes(Reader):
 
 def _no_response(id: str) -> APIError:
     seen = f"response with id {shown(id)} not found"
-    return APIError(f"{seen}: the server keeps the last ones in memory", status=404, code="not_found")
+    return APIError(
+        f"{seen}: the server keeps only the last responses, in memory", status=404, code="not_found"
+    )

@@ -121,4 +121,4 @@ class Running:
 
 
 def _cut_short() -> RequestError:
-    return RequestError("the answer was cut short by the server: try again", "cancelled")
+    return RequestError("the server ended the answer early: try again", "cancelled")

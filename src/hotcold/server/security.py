@@ -97,12 +97,14 @@ class Guard:
             return
         name = host_name(host)
         if name is None:
-            raise _forbidden("Host is to be `name`, `name:port` or `[address]:port`", "host_not_allowed")
+            raise _forbidden(
+                "the header Host must be `name`, `name:port` or `[address]:port`", "host_not_allowed"
+            )
         if "*" in self._hosts or name in self._hosts or name.endswith(".localhost") or _is_address(name):
             return
         if name in _OF_CONTAINERS and (self._keys or not from_browser(headers)):
             return
-        message = "the server does not know the name in Host: --allow-host adds one"
+        message = "the server does not accept the name in the header Host: --allow-host adds a name"
         raise _forbidden(message, "host_not_allowed")
 
     def _origin_allowed(self, origin: str, host: str | None) -> bool:
@@ -126,7 +128,7 @@ class Guard:
         if not given:
             raise _unauthorized("no API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
         if not sum(self._is_key(each) for each in given):
-            raise _unauthorized("the API key is wrong")
+            raise _unauthorized("the API key is wrong: send a key of the server")
 
     def _is_key(self, given: bytes) -> bool:
         """Compares with every key, so that the time reveals nothing about them."""

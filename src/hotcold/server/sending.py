@@ -95,7 +95,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise APIError("the client has gone", status=499, code="cancelled")
+            raise APIError("the client closed the connection", status=499, code="cancelled")
         return task.result()
     finally:
         task.cancel()

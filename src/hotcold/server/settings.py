@@ -76,16 +76,18 @@ def api_keys(path: Path | None) -> tuple[bytes, ...]:
     keys = [_digest(line, f"{path}:{number}") for number, line in lines if line and line[0] != "#"]
     if not keys:
         raise UserError(
-            f"{path}: no key in it; write one a line, such as the output of `openssl rand -hex 24`"
+            f"{path} has no key: write one per line, such as the output of `openssl rand -hex 24`"
         )
     if len(keys) > MOST_KEYS:
-        raise UserError(f"{path}: {len(keys)} keys; {MOST_KEYS} are allowed")
+        raise UserError(f"{path} has {len(keys)} keys: at most {MOST_KEYS} are allowed")
     return tuple(keys)
 
 
 def _text_of_keys(file: RegularFile) -> str:
     if file.size > LONGEST_FILE:
-        raise UserError(f"{file.size} bytes: a file of keys has at most {LONGEST_FILE}, and one key a line")
+        raise UserError(
+            f"{file.size} bytes: a file of keys has at most {LONGEST_FILE}, with one key per line"
+        )
     return file.read(0, file.size).decode("utf-8-sig", "replace")
 
 
@@ -144,11 +146,11 @@ def _listen(family: int, host: str, port: int) -> socket.socket:
         if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
             raise _Absent from None
         if error.errno == errno.EADDRINUSE:
-            fix = "stop what uses it, or choose another with --port (0: any free one)"
+            fix = "stop the program that uses it, or choose another port with --port (0: any free one)"
             raise UserError(f"port {port} of {host} is in use: {fix}") from None
         if error.errno in (errno.EACCES, errno.EPERM):
-            fix = "ports below 1024 are for the administrator: choose another with --port"
-            raise UserError(f"port {port} of {host} is not for this user: {fix}") from None
+            fix = "ports below 1024 are for the administrator: choose another port with --port"
+            raise UserError(f"port {port} of {host} is not allowed for this user: {fix}") from None
         raise UserError(f"port {port} of {host}: {error.strerror}") from None
 
 
@@ -157,11 +159,11 @@ def _check_public(settings: Settings, addresses: Sequence[str]) -> None:
         return
     for option, values in (("--cors-origin", settings.cors_origins), ("--allow-host", settings.allow_hosts)):
         if "*" in values:
-            fix = f"give --api-key-file (or ${KEY_VARIABLE}), or --public-without-key if that is meant"
+            fix = f"give --api-key-file (or ${KEY_VARIABLE}), or --public-without-key if that is intended"
             raise UserError(f"{option} *: any web page could use the model without a key; {fix}")
     for address in addresses:
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-            fix = f"give --api-key-file (or ${KEY_VARIABLE}), or --public-without-key if that is meant"
+            fix = f"give --api-key-file (or ${KEY_VARIABLE}), or --public-without-key if that is intended"
             raise UserError(
                 f"host {settings.host!r}: other machines could use the model without a key; {fix}"
             )

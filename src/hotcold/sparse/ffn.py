@@ -195,7 +195,7 @@ class SplitFFN(FFN):
     ) -> None:
         """Computes as :class:`FFN` does; belongs to the hot side's program."""
         if gates is not None:
-            raise ValueError("gates computed before, of a layer in two halves: it must lie on one side")
+            raise ValueError("gates are computed before the layer: it must not be split")
         self._predict(normed, residual, batch, chosen)
         cold_mask = self.prediction and self.prediction.cold_mask
         self.backend.post(self.box, normed, cold_mask, batch, chosen)

@@ -39,7 +39,7 @@ class Measurement:
             fix = (
                 "more held-out tokens decide" if more is None else f"about {more} more held-out tokens decide"
             )
-            return f"perplexity is perhaps more than {MOST_RATIO} times that of exact: {fix}"
+            return f"perplexity may be more than {MOST_RATIO} times that of exact: {fix}"
         if not self.speed_low > 1:
             return "generation was not faster than exact in every round"
         return ""

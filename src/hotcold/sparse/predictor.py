@@ -95,7 +95,9 @@ def _check_owner(file: GGUFFile, fingerprint: str) -> None:
     seen = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
     if not isinstance(seen, str) or seen != fingerprint:
         owner = f"the model with fingerprint {shown(seen)}, not to this one ('{fingerprint}')"
-        raise PredictorError(f"belongs to {owner}: run hotcold fit-predictor again, or use `sparsity=exact`")
+        raise PredictorError(
+            f"belongs to {owner}: run hotcold fit-predictor for this model, or use `sparsity=exact`"
+        )
 
 
 def _facts(file: GGUFFile) -> tuple[str, bool]:

@@ -150,7 +150,7 @@ def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = Non
         missing = ", ".join(name for name in needed if name not in names) or "none"
         unknown = ", ".join(sorted(names - set(needed))) or "none"
         wanted = f"one file a layer is needed, activation_0.pt to {needed[-1]}"
-        raise SidecarError(f"{folder}: {wanted}: missing are {missing}, too many {unknown}")
+        raise SidecarError(f"{folder}: {wanted}: missing {missing}, unknown {unknown}")
     counts = [_counts(folder / name, n, tokens) for name, n in zip(needed, neurons, strict=True)]
     most = tokens or max(1.0, *(layer.max() for layer in counts))
     return [layer / most for layer in counts]

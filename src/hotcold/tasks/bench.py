@@ -124,13 +124,13 @@ class Benchmark:
             right = "{accepted:.0f} of {guessed:.0f} guessed tokens were right".format(**figures)
             lines.append(f"{right}: {figures['tokens_per_step']:.3g} tokens a step")
         counts = (
-            "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step is Python's"
+            "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step in Python"
         )
         lines.append(f"{figures['bytes_per_token'] / 1e6:.2f} MB read per token, {counts.format(**figures)}")
         if self.overlap is not None:
-            lines.append(f"the hot side was busy for {self.overlap:.0%} of the time that the cold side was")
+            lines.append(f"the GPU was busy for {self.overlap:.0%} of the time that the CPU was busy")
         if self.handshake is not None and None not in self.handshake:
-            heard = "the cold side heard of a post after {:.1f} us, the hot side of an answer after {:.1f} us"
+            heard = "the CPU saw the GPU's data after {:.1f} us, the GPU the CPU's result after {:.1f} us"
             lines.append(f"{heard.format(*self.handshake)} (medians)")
         if figures["bandwidth_share"] is not None:
             used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**figures)
@@ -193,7 +193,7 @@ def bench(
         asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
     if draft not in (None, "none") and base.plan.slots and not base.plan.spare_slots:
-        seen = f"{printable(base.path.name)} was loaded without room for states after guesses"
+        seen = f"{printable(base.path.name)} was loaded without states for draft tokens"
         raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
@@ -217,7 +217,7 @@ def _rounds(
     progress: Progress | None,
 ) -> tuple[Round, ...]:
     probe = engine.model.backend.read_probe()
-    measure(engine, prompt, lengths, None, seed=0)  # warms memory and threads
+    measure(engine, prompt, lengths, None, seed=0)  # warms up memory and threads
     rounds = []
     for seed in range(repetitions):
         rounds.append(measure(engine, prompt, lengths, probe, seed=seed))

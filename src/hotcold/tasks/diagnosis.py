@@ -20,7 +20,7 @@ GPU_FIGURES = ("GPU stream and masked rows", "link", "handshake")  #: figures th
 _TEXT = """\
 processor   {processor}
 ISA         {isa}
-fetching    {fetching} (bytes ahead and level of the cache)
+fetching    {fetching} (prefetch distance in bytes, cache level)
 threads     {threads} (fast cores {fast_cores} of {physical_cores}, CPUs allowed {cpus}, CPU quota {quota})
 caches      {caches}
 memory      {memory} available
@@ -29,7 +29,7 @@ versions    hotcold {hotcold}, Python {python}, NumPy {numpy}"""
 
 _HEADING = f"""\
 GB/s, median of {RUNS} runs (and their range)
-memory: plain reads, the fastest of {STREAMS[0]} to {STREAMS[-1]} streams a thread
+memory: plain reads, the fastest of {STREAMS[0]} to {STREAMS[-1]} streams per thread
 dense: an FFN of Q4_0 with all its neurons
 N B: an FFN with one neuron in ten, read in pieces of N bytes
 """
@@ -116,7 +116,7 @@ def speeds(hardware: Hardware) -> list[str]:
 
 def _machine(machine: dict[str, Any]) -> list[str]:
     free = machine["free_bytes"]
-    slow = "never, which is slow: let the system allow 'madvise'"
+    slow = "never, which is slow: set transparent_hugepage to madvise"
     words = machine | {
         "quota": machine["quota"] or "none",
         "caches": size(machine["cache_bytes"]) if machine["cache_bytes"] else "unknown",
@@ -141,7 +141,7 @@ def _table(bandwidths: Sequence[dict[str, Any]]) -> list[str]:
     lines = [f"{'threads':<8}" + "".join(f"{title:>12}" for title in titles)]
     for threads, row in rows.items():
         lines.append(f"{threads:<8d}" + "".join(f"{row.get(title, '-'):>12}" for title in titles))
-    fastest = f"memory is fastest with these streams a thread: {', '.join(streams)}"
+    fastest = f"fastest number of streams per thread: {', '.join(streams)}"
     return [*lines, *textwrap.wrap(fastest, 80)] if streams else lines
 
 
@@ -152,7 +152,7 @@ def _list(devices: Sequence[GPU], chosen: GPU | None) -> list[str]:
         mark = "*" if gpu == chosen else " "
         lines.append(f"GPU {gpu.index:<3d}{mark}    {gpu.name}")
         free = "" if gpu.free_bytes is None else f", {size(gpu.free_bytes)} free"
-        shared = ", the processor's" if gpu.shares_memory else ""
+        shared = ", shared with the processor" if gpu.shares_memory else ""
         lines.append(f"{'':<12}{gpu.kind}, {size(gpu.memory_bytes)}{free}{shared}")
         lines.append(f"{'':<12}{gpu.driver}, {gpu.api}")
         if gpu.problem:
@@ -165,20 +165,20 @@ def _gpu_figures(of_gpu: dict[str, Any]) -> list[str]:
     spin = link["handshake_spin_s"]
     rows = [
         ("stream", "GB/s", of_gpu["stream_gb_s"], "an FFN of Q4_0 that is read whole"),
-        ("rows", "GB/s", of_gpu["rows_gb_s"], "one of which a tenth of the neurons is read"),
+        ("rows", "GB/s", of_gpu["rows_gb_s"], "an FFN with a tenth of its neurons read"),
         ("to the GPU", "GB/s", link["to_gpu_gb_s"], "from the driver's memory"),
-        ("", "GB/s", link["pageable_gb_s"], "from any other"),
+        ("", "GB/s", link["pageable_gb_s"], "from pageable memory"),
         ("back", "GB/s", link["from_gpu_gb_s"], "to the driver's memory"),
-        ("layer", "us", 1e6 * of_gpu["layer_s"], "of the smallest one, whose kernels begin and end"),
-        ("step", "us", 1e6 * link["step_s"], "to submit next to nothing and wait for it"),
+        ("layer", "us", 1e6 * of_gpu["layer_s"], "of the smallest model, the cost of starting kernels"),
+        ("step", "us", 1e6 * link["step_s"], "to submit an empty step and wait for it"),
         ("handshake", "us", 1e6 * link["handshake_submit_s"], "there and back, by submits"),
     ]
     if spin is not None:
-        rows.append(("", "us", 1e6 * spin, "by a shader that waits"))
+        rows.append(("", "us", 1e6 * spin, "by a waiting shader"))
     lines = ["", f"GPU {of_gpu['index']:d}: {of_gpu['name']}"]
     lines += [f"{title:<12}{_digits(value):>9} {unit:<5}{what}" for title, unit, value, what in rows]
     if spin is None:
-        lines.append(f"{'':<12}{'-':>9} us   by a shader that waits: does not work on this driver")
+        lines.append(f"{'':<12}{'-':>9} us   by a waiting shader: does not work with this driver")
     return lines
 
 

@@ -97,7 +97,7 @@ def doctor(
             _keep(path, hardware, notes)
     else:
         with_gpu = hardware.vram_bytes > 0
-        notes.append(f"figures from {path}; `again` measures")
+        notes.append(f"figures from {path}; `again` measures anew")
         for section in speeds(hardware):
             text.add(section)
     if to_write is not None:
@@ -135,7 +135,7 @@ def _gpus(asked: str | None, notes: list[str]) -> tuple[list[GPU], GPU | None, s
         return [], None, "not looked for (`gpu=off`)"
     devices, reason = find_gpus()
     if gpu is None and devices:
-        reason = "no GPU found but a software driver: `gpu=NAME` measures it" if not passed_over else ""
+        reason = "no GPU found, only a software driver: `gpu=NAME` measures it" if not passed_over else ""
     return devices, gpu, reason
 
 
@@ -174,7 +174,7 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
         json.dumps([asdict(stored), speeds(stored)], allow_nan=False)  # fails now rather than when printed
         return stored
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-        notes.append(f"measured anew, as the cached figures are of no use: {error}")
+        notes.append(f"measured anew, since the cached figures cannot be used: {error}")
         return None
 
 
@@ -190,8 +190,10 @@ def _measure(
     try:
         nbytes = buffer_bytes(caches, machine["free_bytes"])
         if nbytes < 2 * caches:
-            seen = f"only {size(nbytes)} were read by turns, as memory is short"
-            notes.append(f"{seen}: the caches ({size(caches)}) keep much of it, and figures are too high")
+            seen = f"only {size(nbytes)} were used for the measurement, since memory is short"
+            notes.append(
+                f"{seen}: much of it fits in the caches ({size(caches)}), so the figures are too high"
+            )
         powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
         threads = [*powers_of_two, all_threads]
         measured = measure(threads, nbytes, _SECONDS, partial(progress, "measuring"), notes.append)

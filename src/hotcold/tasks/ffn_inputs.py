@@ -95,7 +95,7 @@ def _check_disk(model: LoadedModel, names: Collection[str], tokens: int) -> None
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         seen = f"the inputs of {layers} layers for {tokens} tokens take {nbytes / 2**30:.2f} GiB"
-        fix = "take fewer `tokens`, or set TMPDIR to a folder with more room"
+        fix = "take fewer `tokens`, or set TMPDIR to a folder with more space"
         raise UserError(f"{seen}, and {folder} has {free / 2**30:.2f} GiB free: {fix}")
 
 
@@ -162,7 +162,9 @@ def ffn_inputs(
         if folder is None:
             raise
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{folder}: {reason}: make room and repeat the command, which goes on") from None
+        raise UserError(
+            f"{folder}: {reason}: free some space and repeat the command, which continues"
+        ) from None
     return inputs
 
 

@@ -72,7 +72,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost and the gain of predictors on text to which they were not fitted."""
+    """The cost and the gain of predictors on held-out text."""
 
     speed: Speed
     measured: Measurement
@@ -153,7 +153,7 @@ class FittedPredictor(Comparison):
             lines.append(f"rank {rank}: {words}")
         lines += self.verdict
         if self.svd is not None:
-            lines += ["beside it, svd of the same text:", *self.svd.table, *self.svd.verdict]
+            lines += ["for comparison, svd of the same text:", *self.svd.table, *self.svd.verdict]
         return "\n".join(lines)
 
 
@@ -261,7 +261,7 @@ def measure_predictor(
     with open_gguf(path) as file:
         if not is_sidecar(file):
             fix = "the predictors in a PowerInfer file are measured by fit_predictor with `method=trained`"
-            raise UserError(f"{printable(path.name)} is no predictor file: {fix}")
+            raise UserError(f"{printable(path.name)} is not a predictor file: {fix}")
     load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
     source = source_of(model)
     if not isinstance(source, LoadedModel):
@@ -290,7 +290,7 @@ def _work_folder(
     import hotcold.training.libraries  # noqa: F401
 
     if work is None and output is None:
-        raise UserError("`work` is None: name a folder for what the training has so far, or an `output`")
+        raise UserError("`work` is None: give a folder for the state of the training, or an `output`")
     return Path(work or f"{output}.work")
 
 
@@ -299,7 +299,7 @@ def _check_experts(path: Path) -> None:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
     if config.experts is not None:
         seen = f"{printable(path.name)} has {config.experts.count} experts in a layer"
-        raise UserError(f"{seen}: trained predictors are taken of layers without experts; use `method=svd`")
+        raise UserError(f"{seen}: training needs layers without experts; use `method=svd`")
 
 
 def _check_layers(model: LoadedModel, method: str) -> None:
@@ -308,7 +308,7 @@ def _check_layers(model: LoadedModel, method: str) -> None:
         raise UserError(f"{config.whole}: no neuron can be predicted by itself")
     if method != "svd" and not all(config.neurons):
         seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
-        raise UserError(f"{seen}: predictors of the others can be made by `method=svd` alone")
+        raise UserError(f"{seen}: only `method=svd` can make predictors for the others")
 
 
 def _windows(
@@ -471,7 +471,7 @@ def _speed(exact: Session, predicted: Session) -> Speed:
     def round(seed: int) -> list[float]:
         return [measure(engine, prompt, [length], None, seed=seed).tok_s or 1 for engine in engines]
 
-    round(0)  # warms memory and threads
+    round(0)  # warms up memory and threads
     rounds = [round(seed) for seed in range(1, _ROUNDS + 1)]
     ratios = [after / before for before, after in rounds]
     return Speed(

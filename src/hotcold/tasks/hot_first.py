@@ -57,8 +57,8 @@ class HotFirstWorth:
         if rows is not None and self.rows_per_token is not None:
             after = f"{size(round(rows))} of {self.rows_per_token:.0f} {self.unit or 'neurons'}"
         return (
-            f"a budget of {size(self.budget_bytes)}, room for half of the experts: a token reads of the disk "
-            f"{before} as whole experts, {after} with hot neurons first (expected)"
+            f"with {size(self.budget_bytes)} of memory for half of the experts a token is expected to read "
+            f"from the disk: {before} as whole experts, {after} with hot neurons first"
         )
 
 
@@ -85,7 +85,7 @@ def hot_first(
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         if config.experts is None or config.whole:
             raise UserError(
-                f"{source.name}: neurons lie hot first in models of experts whose gates give zeros"
+                f"{source.name}: hot neurons can be stored first only in MoE models whose gates give zeros"
             )
         check_tensors(file, config, predictor_names(file))
         sizes = sizes_of_file(file, config, BatchLimits.from_context(PAGE, 1, CHUNK), "f16")

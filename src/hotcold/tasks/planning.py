@@ -84,7 +84,7 @@ class Plan:
             ("layer split", self.layer_split_tok_s, f"{self.layer_split_layers} layers, dense"),
             ("all GPU", self.all_gpu_tok_s, f"needs {size(self.all_gpu_bytes)}"),
         )
-        hot = f"hot: {self.hot_share:.1%} of neurons, {self.hot_activation_share:.1%} of firings"
+        hot = f"hot: {self.hot_share:.1%} of neurons, {self.hot_activation_share:.1%} of activations"
         lines = [
             printable(f"{'model':<12}{self.model}", 80),
             printable(f"{'profile':<12}{self.profile}", 80),
@@ -218,13 +218,13 @@ def _gpus(
 def _budget(asked: int | str | None, hardware: Hardware) -> int:
     vram = int(hardware.vram_bytes)
     if not vram:
-        seen = f"`hardware={printable(hardware.name)}`: no GPU was measured, so nothing is to be placed"
+        seen = f"`hardware={printable(hardware.name)}`: no GPU was measured, so nothing can be placed"
         raise UserError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
     if asked is None:
         return round_size(vram - min(_GIB, vram // 8))
     budget = bytes_of("vram_budget", asked)
     if not 0 < budget <= vram:
-        allowed = f"more than 0, which is the CPU alone, and at most the GPU's {exact_size(vram)} are needed"
+        allowed = f"more than 0 and at most the GPU's {exact_size(vram)} is needed (0 uses only the CPU)"
         raise UserError(f"`vram_budget` is {exact_size(budget)}: {allowed}")
     return budget
 
@@ -272,7 +272,7 @@ def _profile(sizes: Sizes, profile: _GivenProfile, model: Path | None) -> Profil
     neurons = [len(each) for each in profile.firing]
     if neurons != sizes.neurons.tolist():
         raise UserError(
-            f"the profile is of {len(neurons)} layers with {neurons[:1]} neurons: another model's"
+            f"the profile has {len(neurons)} layers with {neurons[:1]} neurons: it belongs to another model"
         )
     return profile
 
@@ -289,7 +289,7 @@ def _placement(
         placement = read_placement(given, sizes)
         for gpu in placement.gpus:
             if gpu >= len(budgets):
-                seen = f"{given} places parts on GPU {gpu}, counted from 0, and {len(budgets)} are planned"
+                seen = f"{given} places layers on GPU {gpu}, counted from 0, of {len(budgets)} GPUs"
                 raise UserError(f"{seen}: give each a `vram_budget`")
             needed = placement.part_of(gpu).gpu_bytes(sizes)
             if needed > budgets[gpu]:

@@ -89,7 +89,7 @@ def _named(folder: Path, layer: int) -> Iterator[None]:
         raise UserError(f"layer {layer}: {error}") from None
     except OSError as error:
         raise UserError(
-            f"{folder}: {error.strerror}: make room and repeat the command, which goes on"
+            f"{folder}: {error.strerror}: free some space and repeat the command, which continues"
         ) from None
 
 

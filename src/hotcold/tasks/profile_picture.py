@@ -29,9 +29,14 @@ def power_law_picture(name: str, firing: Sequence[npt.NDArray[Any]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_RIGHT + 100} {_BOTTOM + 60}" '
         'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>',
-        text((_LEFT + _RIGHT) / 2, _TOP - 14, f"How often neurons fire: {name}"),
+        text((_LEFT + _RIGHT) / 2, _TOP - 14, f"How often neurons are active: {name}"),
         text((_LEFT + _RIGHT) / 2, _BOTTOM + 44, "neurons of the layer, the most active first"),
-        text(-(_TOP + _BOTTOM) / 2, 16, "tokens for which one fires", centred + ' transform="rotate(-90)"'),
+        text(
+            -(_TOP + _BOTTOM) / 2,
+            16,
+            "share of tokens for which a neuron is active",
+            centred + ' transform="rotate(-90)"',
+        ),
     ]
     for share in 10.0 ** np.arange(-_DECADES, 1):
         x, y = x_of(share), y_of(share)

@@ -76,7 +76,7 @@ class ModelProfile(Profile):
             shares = (f"{share:{width}.1%}" for share, width in zip(row, widths, strict=True))
             lines.append(f"{layer:5}" + "".join(shares))
         if self.tokens is not None:
-            lines.append("overlap: of a token's neurons, fired for the last one too; in N: in N tokens")
+            lines.append("overlap: also active for the previous token; in N: active for one of N tokens")
         return "\n".join(lines)
 
 
@@ -118,7 +118,7 @@ def profile(
     not fit the model."""
     to_write = None if output is None else new_file(output)
     if (text is None) == (counts is None):
-        raise UserError("a text and counts: give one of them")
+        raise UserError("a text or counts are needed: give one of them")
     tokens = None if tokens is None else whole("tokens", tokens, 1)
     source = source_of(model)
     with open_gguf(file_of(source)) as file:

@@ -59,7 +59,7 @@ class RAMPlan:
                 f"{'':<12}{expert_cache.fitting}, {expert_cache.share:.1%} of the experts' bytes",
                 "",
                 f"{'predicted':<12}{self.hit_share:.1%} of the {expert_cache.unit} are in memory",
-                f"{'':<12}{self.missed_per_token:.2f} are missed per token, which reads {read} of the file",
+                f"{'':<12}{self.missed_per_token:.2f} per token are not, which reads {read} from the file",
                 f"{'speed':<12}hotcold bench with `ram_budget={budget}` measures it",
             ]
         )
@@ -116,7 +116,7 @@ def plan_ram(
     return RAMPlan(
         model=sizes.name,
         context=memory.request.context,
-        routing="all experts are chosen alike (assumed)" if given.routing is None else given.source,
+        routing="all experts chosen equally often (assumed)" if given.routing is None else given.source,
         expert_cache=expert_cache,
         hit_share=1 - sum(missed) / max(chosen, 1e-9),
         missed_per_token=sum(missed),

@@ -88,7 +88,7 @@ def pre_notes(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     if _names_kind(metadata):
         return ()
     seen = f"the file does not name its pre-tokenizer ({PREFIX}pre), so it is 'default', as in llama.cpp"
-    return (f"{seen}: words may be cut otherwise than the model was trained with, and answers be worse",)
+    return (f"{seen}: words may be split differently from the model's training, which makes answers worse",)
 
 
 def pre_tokenizer(kind: str) -> Any:

@@ -116,9 +116,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
     notes = [*defaults.notes]
     declared = _types(metadata, tokens)
     if declared is None:
-        notes.append(
-            f"the file has no {PREFIX}token_type: which tokens are special is guessed by their names"
-        )
+        notes.append(f"the file has no {PREFIX}token_type: special tokens are recognised by their names")
     # Types are optional: the spelling shows byte tokens, and the special ids are marked below.
     types = _by_spelling(tokens) if declared is None else declared
     ids = _ids(metadata, tokens, notes)
@@ -243,7 +241,7 @@ def _ids(metadata: Mapping[str, Any], tokens: Sequence[str], notes: list[str]) -
             ids[name] = value
         else:
             seen = f"{key} is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}"
-            notes.append(f"{seen}; the key is passed over")
+            notes.append(f"{seen}; the key is ignored")
     return ids
 
 
@@ -255,9 +253,7 @@ def _more_ends(metadata: Mapping[str, Any], size: int, notes: list[str]) -> list
         raise TokenizerError(f"{MORE_ENDS} is {shown(value)}: an array of token ids is needed")
     ids: list[int] = value.tolist()
     if beyond := [id for id in ids if not 0 <= id < size]:
-        notes.append(
-            f"{MORE_ENDS} has {beyond[0]}: the {size} tokens have the ids 0 to {size - 1}; passed over"
-        )
+        notes.append(f"{MORE_ENDS} has {beyond[0]}: the {size} tokens have the ids 0 to {size - 1}; ignored")
     return [id for id in ids if 0 <= id < size]
 
 
@@ -268,7 +264,7 @@ def _adds(
     adds = flag(metadata, key, default=default and id is not None)
     if adds and id is None:
         if f"{PREFIX}{which}_token_id" in metadata:
-            notes.append(f"no {which.upper()} is added to texts, since the file's is no token")
+            notes.append(f"no {which.upper()} is added to texts, since the id in the file is not a token")
             return False
         raise wrong(key, f"is true: the file needs {PREFIX}{which}_token_id too")
     if adds and PREFIX + key not in metadata:

@@ -21,7 +21,7 @@ def encode_conversation(
     the messages before it, without white space at its end. UserError: there is no answer, the template
     refuses the messages, or it changes earlier messages when an answer is added."""
     if not any(message.get("role") == _ANSWERS for message in messages):
-        raise UserError(f"a conversation without a message of the role {_ANSWERS!r}: there is no answer")
+        raise UserError(f"a conversation has no message of the role {_ANSWERS!r}")
     try:
         if "{% generation" in _template(tokenizer) or "{%- generation" in _template(tokenizer):
             encoded = tokenizer.apply_chat_template(

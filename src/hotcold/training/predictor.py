@@ -240,7 +240,7 @@ class _Run:
 
     def _diverged(self, seen: str) -> UserError:
         where = f"rank {len(self.parameters['first'])}, epoch {self.epoch + 1}"
-        return UserError(f"{where}: {seen}; what was learned before is kept: go on with a smaller `rate`")
+        return UserError(f"{where}: {seen}; the state before it is kept: continue with a smaller `rate`")
 
     def judge(self, check: Examples) -> None:
         """Keeps the epoch if it marks the smallest share so far at the target recall."""

@@ -30,12 +30,12 @@ class RunState:
             saved = torch.load(path, map_location="cpu", weights_only=True)
             identity = json.loads(saved.pop("identity"))
         except Exception:
-            raise UserError(f"{path} is damaged, or no state of a run: give another `work`") from None
+            raise UserError(f"{path} is damaged, or not the state of a run: give another `work`") from None
         wanted = json.loads(json.dumps(self._identity))
         if others := [key for key in wanted if identity.get(key) != wanted[key]]:
             key = others[0]
             seen = f"{self.folder} holds a run with {key} {shown(identity.get(key))}"
-            raise UserError(f"{seen}, not {shown(wanted[key])}: give the same again, or another `work`")
+            raise UserError(f"{seen}, not {shown(wanted[key])}: give the same value, or another `work`")
         return dict(saved)
 
     def save(self, state: Mapping[str, Any]) -> None:

@@ -72,7 +72,7 @@ def save_sparse(
     UserError: a value is not allowed, or the folder cannot be written."""
     output, inner = Path(output), unwrapped(model)
     if output.exists() or not output.absolute().parent.is_dir():
-        raise UserError(f"{output}: a new folder in one that exists is needed")
+        raise UserError(f"{output}: a new folder in an existing folder is needed")
     layers = sparse_layers(model)
     code = _code(inner, layers)
     batches = None if held_out is None else [_batch(each, tokenizer) for each in held_out]
@@ -136,7 +136,7 @@ def _code(model: Any, layers: list[list[WatchedActivation]]) -> str:
     names = [each for each in type(model).__mro__ if each.__module__.startswith("transformers.models.")]
     if not names:
         name = printable(type(model).__name__)
-        raise UserError(f"{name} is no class of transformers: only its models can be saved")
+        raise UserError(f"{name} is not a class of transformers: only models of transformers can be saved")
     source = resources.files("hotcold.training").joinpath(f"{_CODE}.py").read_text(encoding="utf-8")
     base = names[0].__name__
     source = source.replace("import torch\n", f"import torch\nfrom transformers import {base}\n", 1)

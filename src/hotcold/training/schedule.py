@@ -59,7 +59,7 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         self._penalty = SparsityPenalty(model, 0.0)
         self._penalty.units = list(self._units or _saved_units(state))
         if state.global_step and not self._penalty.units:
-            fix = "begin anew, or continue a checkpoint that was saved with SparsitySchedule"
+            fix = "start again, or continue a checkpoint that was saved with SparsitySchedule"
             raise UserError(f"the checkpoint of step {state.global_step} has no units of the penalty: {fix}")
         self._accumulated = args.gradient_accumulation_steps
         self._hook = model.register_forward_hook(self._add_penalty, with_kwargs=True)

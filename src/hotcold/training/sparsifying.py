@@ -76,7 +76,7 @@ def sparsify(
     _check(options, output)
     original = open_original(checkpoint, options.activation)
     if options.context > original.context:
-        raise UserError(f"a context of {options.context}: the model knows {original.context} positions")
+        raise UserError(f"a context of {options.context}: the model has {original.context} positions")
     with _processes(), _memory():
         if several_processes() and torch.distributed.get_rank():  # only the first process reports
             report, progress, note = lambda figures: None, lambda done, total: None, lambda text: None
@@ -166,7 +166,7 @@ def _check(options: SparsifyOptions, output: Path) -> None:
     if options.context < 2:
         raise UserError(f"a context of {options.context}: at least 2 tokens are needed")
     if output.exists() or not output.parent.is_dir():
-        raise UserError(f"{output}: a new folder in one that exists is needed")
+        raise UserError(f"{output}: a new folder in an existing folder is needed")
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def train_predictors(
 
     >>> train_predictors(model, "model.gguf", batches, held_out, "model.predictor.gguf")
 
-    UserError: the file is of another model, the text is too short, or a value is not allowed."""
+    UserError: the file belongs to another model, the text is too short, or a value is not allowed."""
     options = FitOptions("train", recall, True, type.upper(), max_share)
     settings, batches, held_out = training or TrainOptions(), list(batches), list(held_out)
     if len(batches) < 2 or not held_out:
@@ -78,7 +78,9 @@ def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inp
     if config.experts_of(layer):
         modules = [(module, form) for module, form in modules if form == "experts"]
     if len(modules) != 1:
-        raise UserError(f"layer {layer} of the model has {len(modules)} FFNs: the file is of another model")
+        raise UserError(
+            f"layer {layer} of the model has {len(modules)} FFNs: the file belongs to another model"
+        )
     (module, form), width = modules[0], config.dim
 
     def keep(_: Any, args: tuple[Any, ...]) -> None:

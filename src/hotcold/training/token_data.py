@@ -113,7 +113,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
                 try:
                     yield number, json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise UserError(f"{path}, line {number} is no JSON object: {error}") from None
+                    raise UserError(f"{path}, line {number} is not a JSON object: {error}") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -177,7 +177,7 @@ class Mixture:
         self._step = self.context - len(self._bos)
         given = [source.share for source in self.sources if source.share is not None]
         if given and len(given) < len(self.sources):
-            raise UserError("some texts have a share and others have none: give all a share, or none")
+            raise UserError("some texts have a share and others do not: give each a share, or none")
         self._train, ends = [], []
         for source in self.sources:
             ids, name = self._tokens(source.path, 3)

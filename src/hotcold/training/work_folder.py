@@ -36,14 +36,14 @@ class WorkFolder:
                 _compare(shown, json.loads(begun.read_text(encoding="utf-8")), facts)
             elif any(folder.path.iterdir()):
                 raise UserError(
-                    f"{shown} has other files: name a folder that is new, empty, or of such a run"
+                    f"{shown} has other files: give a folder that is new, empty, or of such a run"
                 )
             else:
                 folder.write(_FACTS, json.dumps(dict(facts), indent=1).encode())
         except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             wrong = f"a file {not_utf8(error)}" if isinstance(error, UnicodeDecodeError) else error
             reason = getattr(error, "strerror", None) or wrong
-            raise UserError(f"{shown} cannot be used: {reason}; name another folder") from None
+            raise UserError(f"{shown} cannot be used: {reason}; give another folder") from None
         return folder
 
     def write(self, name: str, data: bytes) -> None:
@@ -60,13 +60,15 @@ class WorkFolder:
         free = shutil.disk_usage(self.path).free
         if nbytes - held > free:
             seen = f"{(nbytes - held) / 2**30:.2f} GiB are needed, and {free / 2**30:.2f} GiB are free"
-            raise UserError(f"{printable(str(self.path), 4096)}: {seen}: take fewer `tokens`, or make room")
+            raise UserError(
+                f"{printable(str(self.path), 4096)}: {seen}: use fewer `tokens`, or free some space"
+            )
 
 
 def _compare(shown: str, begun: object, facts: Mapping[str, str | int | float | bool]) -> None:
     if not isinstance(begun, dict):
-        raise UserError(f"{shown} has a damaged {_FACTS}: name another folder")
+        raise UserError(f"{shown} has a damaged {_FACTS}: give another folder")
     for name, value in facts.items():
         if begun.get(name) != value:
-            seen = f"was begun with {name} {printable(repr(begun.get(name)))}, and now it is {value!r}"
-            raise UserError(f"{shown} {seen}: give the same, or name another folder")
+            seen = f"was started with {name} {printable(repr(begun.get(name)))}, not {value!r}"
+            raise UserError(f"{shown} {seen}: give the same value, or another folder")

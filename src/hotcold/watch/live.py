@@ -71,7 +71,7 @@ class Picture:
         model = session.model
         gpu = ", ".join(each.gpu.name for each in model.on_gpus)
         if model.gpus and not gpu:
-            gpu = f"{model.gpus[0].name}, in a GPU's place"
+            gpu = f"{model.gpus[0].name}, instead of a GPU"
         layout, notes = shown_map(model).layout, tuple(session.notes)
         return cls(layout, memory_use(session), session.sparsity, model.threads, gpu, notes)
 

@@ -217,7 +217,7 @@ def test_what_is_not_in_a_table(vulkan: Any) -> None:
 def test_what_others_made_is_refused(vulkan: Any) -> None:
     tensor, batch = random_tensor(rng(), "F32", 2, 32), plain_batch(vulkan, 1)
     x, out = vulkan.zeros((4, 32)), vulkan.zeros((4, 2))
-    message = "weights of ReferenceMatrix: those that this backend made are needed"
+    message = "weights of ReferenceMatrix: weights made by this backend are needed"
     with pytest.raises(TypeError, match=message):
         vulkan.linear(x, [open_backend("reference").matrix(tensor)], batch, [out])
     with pytest.raises(TypeError, match="a ndarray: buffers of this device are needed"):

@@ -228,7 +228,7 @@ def test_masks_and_experts(vulkan: Any) -> None:
     foreign = other.mailboxes(other.link(1), LIMITS, 8, {1: 0})[1]
     with pytest.raises(TypeError, match="FlagLink"):
         vulkan.collect(foreign, batch, x)
-    with pytest.raises(UserError, match="never the cold side"):
+    with pytest.raises(UserError, match="cannot compute the cold neurons"):
         vulkan.serve(link, [])
 
 

@@ -91,5 +91,5 @@ def test_a_strict_format_stays_strict_beside_the_same_schema() -> None:
 def test_fields_that_differ_are_refused_by_name(fields: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(APIError) as caught:
         grammars(**fields)
-    assert caught.value.message == f"{' and '.join(names)} are both given: one is allowed"
+    assert caught.value.message == f"{' and '.join(names)} are both given: give one of them"
     assert (caught.value.param, caught.value.code) == (names[1], "invalid_value")

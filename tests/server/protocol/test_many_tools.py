@@ -60,7 +60,7 @@ def test_a_chosen_one_among_many() -> None:
         call = chat.parse({"messages": USER, "tools": tools, "tool_choice": choice}, facts())
         assert [each["function"]["name"] for each in call.callable] == [last]
     unknown = {"type": "function", "function": {"name": "telepathy"}}
-    with pytest.raises(APIError, match="names 'telepathy'"):
+    with pytest.raises(APIError, match="has the tool 'telepathy'"):
         chat.parse({"messages": USER, "tools": tools, "tool_choice": unknown}, facts())
 
 

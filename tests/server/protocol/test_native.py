@@ -46,7 +46,7 @@ def test_samplers_run_in_one_order_whatever_order_is_asked_for() -> None:
     assert params(samplers=["temperature", "top_k"]) == params(samplers=["top_k", "temperature"])
     everything = ["min_p", "temperature", "penalties", "top_p", "top_k", "top_k"]
     assert params(samplers=everything, top_k=3) == params(top_k=3)
-    with pytest.raises(APIError, match="samplers names 'magic'"):
+    with pytest.raises(APIError, match="samplers has 'magic'"):
         parse(samplers=["magic"])
 
 

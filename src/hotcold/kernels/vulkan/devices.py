@@ -3,7 +3,7 @@
 from hotcold.kernels import _native
 from hotcold.kernels.gpu import GPU
 
-_INSTALL = "install the card's driver; on Debian or Ubuntu mesa-vulkan-drivers serves AMD and Intel"
+_INSTALL = "install the GPU's driver; on Debian or Ubuntu mesa-vulkan-drivers serves AMD and Intel"
 
 
 def find_devices() -> tuple[list[GPU], str]:

@@ -134,7 +134,7 @@ def ffn(recording: Recording, call: FFNCall) -> None:
     w = checks.own_weights(call.weights, DeviceFFN)
     shape, mask, stats, chosen = w.shape, call.mask, call.stats, call.chosen
     if call.strongest is not None:
-        raise ValueError("the strongest neurons: this backend does not tell them; `gpu=off` does")
+        raise ValueError("the strongest neurons: GPUs do not report them; use `gpu=off`")
     checks.check_ffn_call(call, shape)
     _Op(
         recording=recording,

@@ -93,7 +93,7 @@ def mailboxes(
 def own_mailbox(memory: DeviceMemory, box: Mailbox) -> DeviceMailbox:
     """Returns this device's mailbox. TypeError: another backend made it."""
     if not isinstance(box, DeviceMailbox) or box.owner is not memory:
-        raise TypeError(f"a mailbox with a {type(box.link).__name__}: this device's own are needed")
+        raise TypeError(f"a mailbox with a {type(box.link).__name__}: a link of this device is needed")
     return box
 
 

@@ -189,7 +189,7 @@ def layer_neurons(
     stated = keys.per_layer(key, least, most, layers)
     if experts.by_layer and (wrong := [i for i, n in enumerate(stated) if bool(n) != bool(of_experts[i])]):
         seen = f"{keys.name(key)}[{wrong[0]}] is {stated[wrong[0]]}"
-        raise ModelError(f"{seen}, which is not what expert_feed_forward_length says of the layer")
+        raise ModelError(f"{seen}, which differs from expert_feed_forward_length of the layer")
     return tuple(n if i in dense or not n else of_experts[i] for i, n in enumerate(stated))
 
 

@@ -242,7 +242,7 @@ def read_latent(keys: Keys, family: Family, layers: int, context: int, scale: fl
     positions = read_positions(keys, family, layers, rotated, context)
     if any(each.window for each in positions):
         raise ModelError(
-            f"{keys.name('attention.sliding_window')}: latent attention with a window is not known"
+            f"{keys.name('attention.sliding_window')}: latent attention with a window is not supported"
         )
     if (rope := positions[0].rope) is None:
         return shape

@@ -49,7 +49,7 @@ _RESULT = Shape(
     {
         "tool_use_id": Field(Text(0, 256), required=True),
         "content": Field(_blocks(ResultPart(_TEXT)), ""),
-        "is_error": Field(Flag(), False, "The model is told so, before the text."),
+        "is_error": Field(Flag(), False, "The model reads a note about the error before the text."),
     }
 )
 _USERS = Tagged("type", {"text": TEXT_PART, "tool_result": _RESULT}, ONLY_TEXT)
@@ -78,11 +78,11 @@ _MESSAGE = Tagged(
 )
 _TOOL = Shape(
     {
-        "type": Field(Choice(("custom",)), "custom", "The tools that Anthropic itself runs are not here."),
+        "type": Field(Choice(("custom",)), "custom", "Tools that Anthropic itself runs are not available."),
         "name": Field(FUNCTION_NAME, required=True),
         "description": Field(Text()),
         "input_schema": Field(Anything(), required=True, note="JSON Schema of the input."),
-        "strict": Field(Flag(), note="Input always fits, whatever this says."),
+        "strict": Field(Flag(), note="Has no effect: input always matches the schema."),
     }
 )
 _PARALLEL = {"disable_parallel_tool_use": Field(Flag(), None)}
@@ -98,8 +98,10 @@ _TOOL_CHOICE = Tagged(
 _FORMAT = Tagged("type", {"json_schema": Shape({"schema": Field(Anything(), required=True)})})
 _OUTPUT = Shape(
     {
-        "format": Field(_FORMAT, None, "JSON that fits a schema."),
-        "effort": Field(Choice(("low", "medium", "high", "xhigh", "max")), None, "For the model's template."),
+        "format": Field(_FORMAT, None, "JSON that matches a schema."),
+        "effort": Field(
+            Choice(("low", "medium", "high", "xhigh", "max")), None, "A value for the chat template."
+        ),
     }
 )
 #: The edit that changes nothing.
@@ -110,12 +112,12 @@ _STOP = Items(Text(0, MAX_STOP_LENGTH), 0, MAX_STOPS)
 COUNT: Fields = {
     "model": chat.MODEL,
     "messages": Field(
-        Items(_MESSAGE, 1, MAX_MESSAGES), None, "A last one of the assistant is continued.", required=True
+        Items(_MESSAGE, 1, MAX_MESSAGES), None, "A last message of the assistant is continued.", required=True
     ),
-    "system": Field(_TEXTS, None, "What comes before all messages; Claude Code's billing line is left out."),
+    "system": Field(_TEXTS, None, "The system message; Claude Code's billing line is left out."),
     "tools": Field(Items(_TOOL, 0), None, "Functions that the model may call."),
-    "tool_choice": Field(_TOOL_CHOICE, None, "auto where there are tools."),
-    "thinking": Field(thinking.THINKING, None, "For the model's template; disabled forbids thinking."),
+    "tool_choice": Field(_TOOL_CHOICE, None, "auto if there are tools."),
+    "thinking": Field(thinking.THINKING, None, "A value for the chat template; disabled turns thinking off."),
     "output_config": Field(_OUTPUT, None, "The form of the answer, and the effort."),
     "mcp_servers": Field(Neutral(([],))),
     "container": Field(Neutral()),
@@ -124,9 +126,9 @@ COUNT: Fields = {
 }  # fmt: skip
 FIELDS: Fields = {
     **COUNT,
-    "max_tokens": Field(Whole(1, LARGEST), None, "The most tokens of the answer.", required=True),
-    "stop_sequences": Field(_STOP, None, "End the answer where they come up; empty ones do nothing."),
-    "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
+    "max_tokens": Field(Whole(1, LARGEST), None, "Limit of tokens in the answer.", required=True),
+    "stop_sequences": Field(_STOP, None, "Texts that end the answer; empty ones have no effect."),
+    "stream": Field(Flag(), False, "Streams the answer as server-sent events."),
     **sampling.SHARED,
 }  # fmt: skip
 BODY, COUNT_BODY = Shape(FIELDS), Shape(COUNT)

@@ -34,52 +34,54 @@ ToolChoice: TypeAlias = str | dict[str, Any]
 
 _STREAM_OPTIONS = Shape(
     {
-        "include_usage": Field(Flag(), False, "One more event, with counts, ends the stream."),
+        "include_usage": Field(Flag(), False, "Adds an event with token counts at the end of the stream."),
         "include_obfuscation": Field(Flag(), None, "Has no effect."),
     }
 )
 MODEL = Field(Text(0, 512), note="Any name: there is one model, and the answer says which.")
 #: Fields that both of OpenAI's routes have.
 STREAMING: Fields = {
-    "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
+    "stream": Field(Flag(), False, "Streams the answer as server-sent events."),
     "stream_options": Field(_STREAM_OPTIONS, None, "Only with stream."),
 }
 EXTENSIONS: Fields = {
-    "ignore_eos": Field(Flag(), False, "Chooses no token that ends the text, unless its form is complete."),
-    "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
-    "timings_per_token": Field(Flag(), False, "Each event of a stream has timings."),
+    "ignore_eos": Field(Flag(), False, "Chooses no token that ends the text, unless a grammar requires it."),
+    "cache_prompt": Field(Flag(), True, "Whether later requests may reuse the computed prompt."),
+    "timings_per_token": Field(Flag(), False, "Adds timings to each event of a stream."),
     "hotcold": Field(
-        Shape({"picture": Field(Flag(), False, "Events of the stream say which neurons fired.")}),
+        Shape({"picture": Field(Flag(), False, "Events of the stream show which neurons were active.")}),
         None,
-        "What only this server has.",
+        "Fields that only this server has.",
     ),
 }
 
 FIELDS: Fields = {
     "model": MODEL,
-    "messages": Field(MESSAGES, None, "A last one of the assistant is continued.", required=True),
+    "messages": Field(MESSAGES, None, "A last message of the assistant is continued.", required=True),
     "max_completion_tokens": Field(
-        sampling.LENGTH, None, "The most tokens of the answer; -1: as many as there is room for."
+        sampling.LENGTH, None, "Limit of tokens in the answer; -1: until the context is full."
     ),
-    "max_tokens": Field(sampling.LENGTH, None, "Another name of max_completion_tokens."),
-    "n_predict": Field(sampling.LENGTH, None, "Another name of max_completion_tokens."),
-    "n": Field(Whole(1, MAX_CHOICES), 1, "How many answers."),
+    "max_tokens": Field(sampling.LENGTH, None, "Another name for max_completion_tokens."),
+    "n_predict": Field(sampling.LENGTH, None, "Another name for max_completion_tokens."),
+    "n": Field(Whole(1, MAX_CHOICES), 1, "Number of answers."),
     **STREAMING,
-    "logprobs": Field(Flag(), False, "Whether tokens come with log-probabilities."),
-    "top_logprobs": Field(Whole(0, MAX_LOGPROBS), None, "The likeliest beside each; needs logprobs."),
-    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "llama.cpp's name of logprobs and top_logprobs."),
+    "logprobs": Field(Flag(), False, "Whether to return log-probabilities of tokens."),
+    "top_logprobs": Field(Whole(0, MAX_LOGPROBS), None, "Number of likeliest tokens for each token; needs "
+                                                        "logprobs."),
+    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "llama.cpp's name for logprobs and top_logprobs."),
     **sampling.FIELDS,
     **constraints.FIELDS,
     "tools": Field(TOOLS, None, "Functions that the model may call."),
-    "tool_choice": Field(TOOL_CHOICE, None, "auto where there are tools."),
+    "tool_choice": Field(TOOL_CHOICE, None, "auto if there are tools."),
     "parallel_tool_calls": Field(
         Flag(),
         None,
-        "Whether an answer may have several calls: true where the template has calls and no tool is named.",
+        "Whether an answer may have several calls (default: true if the template has calls and no tool is "
+        "named).",
     ),
     "chat_template_kwargs": Field(TemplateKwargs(), None, "Values for the model's chat template."),
     **thinking.FIELDS,
-    "add_generation_prompt": Field(Flag(), True, "False leaves out the beginning of an answer."),
+    "add_generation_prompt": Field(Flag(), True, "False leaves out the start of the answer."),
     **EXTENSIONS,
     **sampling.UNSUPPORTED,
     **constraints.UNSUPPORTED,
@@ -89,7 +91,7 @@ FIELDS: Fields = {
     "audio": Field(Neutral()),
     "web_search_options": Field(Neutral()),
     "moderation": Field(Neutral()),
-    "chat_template": Field(Neutral(), note="The model's own is used."),
+    "chat_template": Field(Neutral(), note="The template of the model is used."),
     "documents": Field(Neutral(([],))),
     "reasoning_format": Field(Neutral(("auto", "deepseek"))),
     "echo": Field(Neutral((False,))),
@@ -124,7 +126,7 @@ class ChatCall:
     def jobs(self, ids: Sequence[int]) -> list[Job]:
         """Returns ``n`` jobs that continue these tokens."""
         if not ids:
-            raise invalid("messages have no tokens: write something", "messages")
+            raise invalid("messages have no tokens: add a text", "messages")
         job = replace(self.job, prompt=ids)
         return [job.nth(i) for i in range(self.n)]
 
@@ -146,12 +148,12 @@ def parse(body: object, facts: Facts) -> ChatCall:
     content = constraints.grammar(values, facts)
     tools, callable, choice = _tools(values)
     if content is not None and content.kind == "gbnf" and callable:
-        message = "tools and a grammar of the answer are both given: one is allowed, or tool_choice none"
+        message = "tools and a grammar of the answer are both given: give one of them, or tool_choice none"
         raise invalid(message, "tools")
     last = values["messages"][-1]
     continue_last = last["role"] == "assistant"
     if continue_last and last["tool_calls"]:
-        message = "messages ends with calls of the assistant: add their results, in messages of role tool"
+        message = "messages ends with calls of the assistant: add the result of each, with role tool"
         raise invalid(message, "messages")
     if continue_last and facts.tool_format is HARMONY and choice == "auto":
         callable = []  # the beginning of the answer has chosen its channel
@@ -239,7 +241,7 @@ def include_usage(values: Mapping[str, Any]) -> bool:
 def _logprobs(values: Mapping[str, Any]) -> int | None:
     top = values["top_logprobs"]
     if top and not values["logprobs"]:
-        message = f"top_logprobs is {top} and logprobs is not true: set logprobs to true, too"
+        message = f"top_logprobs is {top} and logprobs is not true: also set logprobs to true"
         raise invalid(message, "top_logprobs")
     if values["logprobs"]:
         return int(max(top or 0, values["n_probs"]))
@@ -258,7 +260,7 @@ def _tools(
     names = [each["function"]["name"] for each in tools]
     for name, count in Counter(names).items():
         if count > 1:
-            raise invalid(f"tools has {count} functions {name!r}: give each its own name", "tools")
+            raise invalid(f"tools has {count} functions named {name!r}: give each its own name", "tools")
     allowed: Collection[str] = set(names)
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         allowed = {each["function"]["name"] for each in choice["allowed_tools"]["tools"]}
@@ -269,7 +271,7 @@ def _tools(
         _check_chosen(allowed, names)
     elif choice != "none" and not tools:
         if choice == "required":
-            raise invalid("tool_choice is required and there are no tools: give some", "tool_choice")
+            raise invalid("tool_choice is required, but there are no tools: add tools", "tool_choice")
         choice = "none"
     if choice == "none":
         allowed = ()
@@ -285,4 +287,4 @@ def _as_given(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _check_chosen(chosen: Collection[str], names: Sequence[str]) -> None:
     if unknown := sorted(set(chosen).difference(names)):
         known = f"the tools are {', '.join(names)}"[:200] if names else "there are no tools"
-        raise invalid(f"tool_choice names {seen(unknown[0])}: {known}", "tool_choice")
+        raise invalid(f"tool_choice has the tool {seen(unknown[0])}: {known}", "tool_choice")

@@ -58,20 +58,21 @@ class Prompts:
         return {"anyOf": [*one, *several]}
 
 
-_LENGTH = Whole(-1, LARGEST, "-1: as many as there is room for; leave it out for 16")
+_LENGTH = Whole(-1, LARGEST, "-1: until the context is full; leave it out for 16")
 
 FIELDS: Fields = {
     "model": MODEL,
-    "prompt": Field(Prompts(), None, "What is continued; token ids are taken as they are.", required=True),
+    "prompt": Field(Prompts(), None, "The text to continue, or its token ids.", required=True),
     "max_tokens": Field(
-        _LENGTH, None, f"The most tokens ({DEFAULT_MAX_TOKENS}); -1: as many as there is room for."
+        _LENGTH, None, f"Limit of tokens ({DEFAULT_MAX_TOKENS}); -1: until the context is full."
     ),
-    "n_predict": Field(_LENGTH, None, "Another name of max_tokens."),
+    "n_predict": Field(_LENGTH, None, "Another name for max_tokens."),
     "suffix": SUFFIX,
-    "n": Field(Whole(1, MAX_CHOICES), 1, "How many continuations of each prompt."),
-    "best_of": Field(Whole(0, LARGEST), None, "No more than n: what is not returned is not generated."),
-    "echo": Field(Flag(), False, "The prompt comes before its continuation, with logprobs of its own."),
-    "logprobs": Field(Whole(0, MAX_LOGPROBS), None, "The number of likeliest tokens beside each one."),
+    "n": Field(Whole(1, MAX_CHOICES), 1, "Number of continuations of each prompt."),
+    "best_of": Field(Whole(0, LARGEST), None, "At most n: continuations that are not returned are not "
+                                              "generated."),
+    "echo": Field(Flag(), False, "Returns the prompt before its continuation, also with log-probabilities."),
+    "logprobs": Field(Whole(0, MAX_LOGPROBS), None, "Number of likeliest tokens for each token."),
     **STREAMING,
     **sampling.FIELDS,
     **constraints.FIELDS,
@@ -147,7 +148,7 @@ def parse(body: object, facts: Facts) -> CompletionCall:
         raise invalid(f"{seen}: together at most {MAX_JOBS} continuations are allowed", "n")
     if values["best_of"] is not None and values["best_of"] > n:
         seen = f"best_of is {values['best_of']} and n is {n}"
-        raise invalid(f"{seen}: best_of above n is not supported here", "best_of", "unsupported_parameter")
+        raise invalid(f"{seen}: best_of above n is not supported", "best_of", "unsupported_parameter")
     for i, each in enumerate(prompts):
         if not isinstance(each, str):
             facts.check_ids(each, f"prompt[{i}]" if len(prompts) > 1 else "prompt")

@@ -40,7 +40,7 @@ _NAMED = Shape(
         "name": Field(Text(0, 256)),
         "description": Field(Text()),
         "schema": Field(AnySchema()),
-        "strict": Field(Flag(), note="What cannot be enforced is an error."),
+        "strict": Field(Flag(), note="A schema that cannot be enforced is an error."),
     }
 )
 _FORMAT = Tagged(
@@ -58,7 +58,7 @@ _FORMAT = Tagged(
 )
 
 FIELDS: Fields = {
-    "response_format": Field(_FORMAT, note="Text, any JSON object, or JSON that fits a schema."),
+    "response_format": Field(_FORMAT, note="Text, any JSON object, or JSON that matches a schema."),
     "json_schema": Field(AnySchema(), note="A schema for the whole answer, as in llama.cpp."),
     "grammar": Field(Text(0, MAX_GRAMMAR), note="A grammar in llama.cpp's GBNF for the whole answer."),
     "regex": Field(Text(0, MAX_GRAMMAR), note="A regular expression for the whole answer."),

@@ -16,14 +16,12 @@ from hotcold.server.protocol.fields import Choice, Field, Fields, Shape, Whole, 
 from hotcold.server.protocol.limits import LARGEST, MAX_INPUTS
 from hotcold.server.protocol.replies import Reply
 
-DIMENSIONS = Field(Whole(1, LARGEST), None, "Values of each vector: its first ones, divided by their length.")
+DIMENSIONS = Field(Whole(1, LARGEST), None, "Number of values per vector: the first ones, normalised.")
 FIELDS: Fields = {
     "model": MODEL,
-    "input": Field(
-        Prompts(MAX_INPUTS), None, "A text, or several; token ids are taken as they are.", required=True
-    ),
+    "input": Field(Prompts(MAX_INPUTS), None, "One or several texts, or their token ids.", required=True),
     "encoding_format": Field(
-        Choice(("float", "base64")), "float", "base64: of float32 values, the lowest byte first."
+        Choice(("float", "base64")), "float", "base64: of little-endian float32 values."
     ),
     "dimensions": DIMENSIONS,
 }
@@ -106,10 +104,10 @@ def parse(body: object, facts: Facts) -> EmbeddingsCall:
 def job_of(values: Mapping[str, Any], facts: Facts) -> Job:
     """Returns the job of each text. Raises APIError if the model has no vectors, or none of this length."""
     if facts.pooling is None:
-        raise invalid(f"the model gives no vectors: {facts.not_pooled}", "model", "unsupported_model")
+        raise invalid(f"the model gives no embeddings: {facts.not_pooled}", "model", "unsupported_model")
     dimensions, length = values["dimensions"], facts.meta["n_embd"]
     if dimensions is not None and dimensions > length:
-        refuse("dimensions", dimensions, f"allowed are 1 to {length}, which the model has")
+        refuse("dimensions", dimensions, f"allowed are 1 to {length}, the size of the model's vectors")
     return Job(max_tokens=1, pooling=facts.pooling, deadline_s=facts.deadline_s, timeout_s=facts.timeout_s)
 
 

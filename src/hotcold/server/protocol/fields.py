@@ -355,7 +355,7 @@ def check_depth(value: object) -> None:
         if not level:
             return
     raise APIError(
-        f"lists and objects lie in each other more than {MAX_DEPTH} deep: send something flatter",
+        f"lists and objects are nested too deeply: {MAX_DEPTH} levels are allowed",
         code="invalid_value",
     )
 

@@ -10,7 +10,7 @@ from hotcold.server.protocol.fields import Field, Text
 SUFFIX = Field(
     Text(),
     "",
-    "The text after the place to fill in, for models that were taught to; prompt is what comes before.",
+    "The text after the gap, for models trained to fill gaps; prompt is the text before it.",
 )
 _NEEDED = {"fim_pre": "a prefix", "fim_suf": "a suffix", "fim_mid": "a middle"}
 
@@ -21,7 +21,7 @@ def check_model(facts: Facts, param: str | None = None) -> None:
         return
     missing = [word for kind, word in _NEEDED.items() if kind not in facts.tokenizer.filling]
     reason = f"its vocabulary lacks {' and '.join(missing)} token"
-    message = f"this model cannot fill in between texts, {reason}: use one that was taught to"
+    message = f"this model cannot fill gaps, {reason}: use a model that was trained for it"
     raise APIError(message, param=param, code="model_not_supported")
 
 

@@ -21,17 +21,17 @@ _PROJECT, _THIS_FILE, _OTHER_FILE = "myproject\n", "filename\n", "tmp"
 
 _EXTRA = Shape({"text": Field(Text(), required=True), "filename": Field(Text(0, 1024), _OTHER_FILE)})
 FIELDS: Fields = {
-    "input_prefix": Field(Text(), None, "The text before the place.", required=True),
-    "input_suffix": Field(Text(), None, "The text after it.", required=True),
+    "input_prefix": Field(Text(), None, "The text before the gap.", required=True),
+    "input_suffix": Field(Text(), None, "The text after the gap.", required=True),
     "input_extra": Field(
-        Items(_EXTRA, 0, MAX_EXTRA), None, "Texts of other files: objects of text and filename."
+        Items(_EXTRA, 0, MAX_EXTRA), None, "Other files as context: objects with text and filename."
     ),
-    "prompt": Field(Text(), "", "What the answer begins with."),
+    "prompt": Field(Text(), "", "The beginning of the answer."),
     **{
         name: field for name, field in native.FIELDS.items() if name not in ("prompt", "input_extra")
     },
     "n_indent": Field(Whole(0, LARGEST), None, "Has no effect: editors send it, n_predict ends the answer."),
-    "t_max_predict_ms": Field(Whole(-1, LARGEST), None, "Has no effect, as n_indent."),
+    "t_max_predict_ms": Field(Whole(-1, LARGEST), None, "Has no effect, like n_indent."),
 }  # fmt: skip
 BODY = Shape(FIELDS)
 

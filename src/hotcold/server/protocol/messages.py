@@ -104,7 +104,7 @@ _CALL = Shape(
                     "arguments": Field(
                         Either({str: Text(), dict: Anything()}, "a string of JSON"),
                         "{}",
-                        "JSON, as a string; what was cut off is told as it is.",
+                        "JSON, as a string; a call that was cut off is shown as it is.",
                     ),
                 }
             ),
@@ -126,7 +126,7 @@ MESSAGE = Tagged(
             {
                 "content": Field(Content(_OWN_PART)),
                 "name": _NAME,
-                "reasoning_content": Field(Text(), note="What it thought before."),
+                "reasoning_content": Field(Text(), note="The thinking before the text."),
                 "tool_calls": Field(Items(_CALL, 0, MAX_CALLS)),
                 "function_call": Field(Neutral(), note="Use tool_calls."),
                 "audio": Field(Neutral()),
@@ -148,7 +148,7 @@ _FUNCTION = Shape(
         "name": Field(FUNCTION_NAME, required=True),
         "description": Field(Text()),
         "parameters": Field(Anything(), note="JSON Schema of the arguments."),
-        "strict": Field(Flag(), note="Arguments always fit, whatever this says."),
+        "strict": Field(Flag(), note="Has no effect: arguments always match the schema."),
     }
 )
 _TOOL = Tagged("type", {"function": Shape({"function": Field(_FUNCTION, required=True)})})
@@ -195,7 +195,9 @@ class TemplateKwargs:
             self._KEY.read(name, f"a name of {param}")
             if name in RESERVED:
                 raise APIError(
-                    f"{param}.{name}: this name is taken, use another", param=param, code="invalid_value"
+                    f"{param}.{name}: this name is reserved: use another one",
+                    param=param,
+                    code="invalid_value",
                 )
             found[name] = self._VALUE.read(each, f"{param}.{name}")
         return found

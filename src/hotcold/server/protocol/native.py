@@ -29,25 +29,27 @@ from hotcold.server.protocol.replies import Reply
 
 _PROMPT = Either({str: Text(), list: Ids()}, "a string or a list of token ids")
 FIELDS: Fields = {
-    "prompt": Field(_PROMPT, None, "What is continued; token ids are taken as they are.", required=True),
+    "prompt": Field(_PROMPT, None, "The text to continue, or its token ids.", required=True),
     "n_predict": Field(
-        Whole(-1, LARGEST), None, "The most tokens; -1: to the end of the context. 0 only reads the prompt."
+        Whole(-1, LARGEST), None, "Limit of tokens; -1: until the context is full. 0 only computes the "
+                                  "prompt."
     ),
-    "max_tokens": Field(Whole(-1, LARGEST), None, "Another name of n_predict."),
-    "stream": Field(Flag(), False, "Sends the text piece by piece, as server-sent events without a [DONE]."),
-    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "The number of likeliest tokens beside each one."),
-    "return_tokens": Field(Flag(), False, "Gives token ids, too."),
+    "max_tokens": Field(Whole(-1, LARGEST), None, "Another name for n_predict."),
+    "stream": Field(Flag(), False, "Streams the text as server-sent events, without a [DONE]."),
+    "n_probs": Field(Whole(0, MAX_LOGPROBS), 0, "Number of likeliest tokens for each token."),
+    "return_tokens": Field(Flag(), False, "Also returns token ids."),
     **sampling.FIELDS,
     **constraints.FIELDS,
-    "ignore_eos": Field(Flag(), False, "Chooses no token that ends the text, unless its form is complete."),
-    "cache_prompt": Field(Flag(), True, "Whether what is computed may serve later requests."),
-    "timings_per_token": Field(Flag(), False, "Each event of a stream has timings."),
+    "ignore_eos": Field(Flag(), False, "Chooses no token that ends the text, unless a grammar requires it."),
+    "cache_prompt": Field(Flag(), True, "Whether later requests may reuse the computed prompt."),
+    "timings_per_token": Field(Flag(), False, "Adds timings to each event of a stream."),
     "response_fields": Field(
-        Items(Text(1, 256), 0, MAX_PARTS), None, "Of the reply, or a stream's last event; a/b is b in a."
+        Items(Text(1, 256), 0, MAX_PARTS), None, "Fields to return in the reply or the last event of a "
+                                                 "stream; a/b is b in a."
     ),
-    "id_slot": Field(Whole(-1, LARGEST), None, "Has no effect: any slot will do."),
-    "n_keep": Field(Whole(-1, LARGEST), None, "Has no effect: a text ends with its context."),
-    "n_discard": Field(Whole(0, LARGEST), None, "Has no effect, as n_keep."),
+    "id_slot": Field(Whole(-1, LARGEST), None, "Has no effect: the server chooses a slot."),
+    "n_keep": Field(Whole(-1, LARGEST), None, "Has no effect: a text ends when the context is full."),
+    "n_discard": Field(Whole(0, LARGEST), None, "Has no effect, like n_keep."),
     "n_cmpl": Field(Neutral((1,))),
     "n_indent": Field(Neutral((0,))),
     "t_max_predict_ms": Field(Neutral((0, -1))),

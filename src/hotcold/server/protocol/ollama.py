@@ -61,7 +61,7 @@ _MESSAGE = Tagged(
                 "content": _TEXT,
                 "tool_name": Field(Text(0, 256)),
                 "tool_call_id": Field(Text(0, 256)),
-                "images": Field(Items(Text(), 0, MAX_PARTS), note="A text stands in for each."),
+                "images": Field(Items(Text(), 0, MAX_PARTS), note="Each is replaced by a short text."),
             }
         ),
     },
@@ -71,7 +71,7 @@ _THINK = Either({bool: Flag(), str: Choice(("low", "medium", "high"))}, "true, f
 #: Fields of ``options``.
 OPTIONS: Fields = {
     "num_predict": Field(
-        Whole(-LARGEST, LARGEST), None, "The most tokens; 0 and less: as many as there is room for."
+        Whole(-LARGEST, LARGEST), None, "Limit of tokens; 0 and less: until the context is full."
     ),
     **sampling.SHARED,
     "stop": sampling.STOP,
@@ -80,39 +80,39 @@ OPTIONS: Fields = {
     "mirostat": sampling.UNSUPPORTED["mirostat"],
 }  # fmt: skip
 _COMMON: Fields = {
-    "format": Field(_FORMAT, None, "json, or a JSON Schema that the answer fits."),
-    "options": Field(Shape(OPTIONS), None, "Sampling and length."),
-    "think": Field(_THINK, None, "For the model's template; false forbids thinking."),
-    "stream": Field(Flag(), True, "Sends the answer piece by piece, a line of JSON each."),
+    "format": Field(_FORMAT, None, "json, or a JSON Schema that the answer matches."),
+    "options": Field(Shape(OPTIONS), None, "Sampling and length of the answer."),
+    "think": Field(_THINK, None, "A value for the chat template; false turns thinking off."),
+    "stream": Field(Flag(), True, "Streams the answer as lines of JSON."),
     "logprobs": Field(Neutral((False,))),
     "top_logprobs": Field(Neutral((0,))),
 }
 CHAT: Fields = {
     "model": chat.MODEL,
     "messages": Field(
-        Items(_MESSAGE, 0, MAX_MESSAGES), None, "A last one of the assistant is continued."
+        Items(_MESSAGE, 0, MAX_MESSAGES), None, "A last message of the assistant is continued."
     ),
     "tools": Field(TOOLS, None, "Functions that the model may call."),
     **_COMMON,
 }  # fmt: skip
 GENERATE: Fields = {
     "model": chat.MODEL,
-    "prompt": Field(Text(), "", "What a user says; with raw what is continued."),
-    "system": Field(Text(), "", "What comes before it; not with raw."),
+    "prompt": Field(Text(), "", "The user's message; with raw the text to continue."),
+    "system": Field(Text(), "", "The system message; not with raw."),
     "suffix": SUFFIX,
-    "raw": Field(Flag(), False, "Leaves out the model's template."),
+    "raw": Field(Flag(), False, "Does not use the chat template."),
     **_COMMON,
-    "template": Field(Neutral(("",)), note="The model's own is used."),
+    "template": Field(Neutral(("",)), note="The template of the model is used."),
     "context": Field(Neutral(([],)), note="Use /api/chat."),
     "images": _IMAGES,
 }  # fmt: skip
 SHOW: Fields = {
     "model": chat.MODEL,
-    "name": Field(Text(0, 512), note="Another name of model."),
+    "name": Field(Text(0, 512), note="Another name for model."),
 }
 PULL: Fields = {
     **SHOW,
-    "stream": Field(Flag(), True, "Sends the progress, a line of JSON each."),
+    "stream": Field(Flag(), True, "Streams the progress as lines of JSON."),
 }
 CHAT_BODY, GENERATE_BODY = Shape(CHAT), Shape(GENERATE)
 _NAMES = {"response_format": "format"}

@@ -14,15 +14,13 @@ from hotcold.server.protocol.ollama_reply import nanoseconds
 _TEXTS = Either({str: Text(), list: Items(Text(), 0, MAX_INPUTS)}, "a string, or a list of strings,")
 EMBED: Fields = {
     "model": MODEL,
-    "input": Field(_TEXTS, None, "A text, or several; without one the answer has no vectors."),
-    "truncate": Field(
-        Flag(), True, "Cuts the end of a text that is longer than the context; false refuses it."
-    ),
+    "input": Field(_TEXTS, None, "One or several texts; without a text the answer has no vectors."),
+    "truncate": Field(Flag(), True, "Truncates a text that is longer than the context; false refuses it."),
     "dimensions": DIMENSIONS,
 }
 EMBEDDINGS: Fields = {
     "model": MODEL,
-    "prompt": Field(Text(), "", "A text; its end is cut where it is longer than the context."),
+    "prompt": Field(Text(), "", "A text; it is truncated if it is longer than the context."),
 }
 
 

@@ -23,7 +23,7 @@ class Ids:
             refuse(param, value, f"at most {MAX_IDS} token ids are allowed")
         for i, each in enumerate(value):
             if isinstance(each, bool) or not isinstance(each, int):
-                refuse(f"{param}[{i}]", each, "token ids, whole numbers, are needed")
+                refuse(f"{param}[{i}]", each, "integer token ids are needed")
         return value
 
     def schema(self) -> Schema:

@@ -110,7 +110,7 @@ _FORMAT = Tagged(
                 "name": Field(Text(0, 256)),
                 "description": Field(Text()),
                 "schema": Field(Anything(), required=True),
-                "strict": Field(Flag(), note="What cannot be enforced is an error."),
+                "strict": Field(Flag(), note="A schema that cannot be enforced is an error."),
             }
         ),
     },
@@ -124,9 +124,11 @@ _INCLUDED = (
 )  # fmt: skip
 _REASONING = Shape(
     {
-        "effort": Field(Choice(thinking.EFFORTS), note="none forbids thinking."),
-        "max_tokens": Field(thinking.BUDGET, None, "The most tokens of thinking, as OpenRouter names it."),
-        "summary": Field(Choice(("auto", "concise", "detailed")), None, "No effect: thoughts come whole."),
+        "effort": Field(Choice(thinking.EFFORTS), note="none turns thinking off."),
+        "max_tokens": Field(thinking.BUDGET, None, "Limit of thinking tokens, under OpenRouter's name."),
+        "summary": Field(
+            Choice(("auto", "concise", "detailed")), None, "Has no effect: the whole thinking is returned."
+        ),
     }
 )
 FIELDS: Fields = {
@@ -134,20 +136,20 @@ FIELDS: Fields = {
     "input": Field(
         Either({str: Text(), list: Items(Item(), 0, MAX_MESSAGES)}, "a string, or a list of items,"),
         None,
-        "What a user says, or the conversation so far.",
+        "The user's message, or the conversation so far.",
         required=True,
     ),
-    "instructions": Field(Text(), None, "What comes before the input."),
-    "max_output_tokens": Field(Whole(1, LARGEST), None, "The most tokens of the answer."),
-    "stream": Field(Flag(), False, "Sends the answer piece by piece, as server-sent events."),
+    "instructions": Field(Text(), None, "The system message."),
+    "max_output_tokens": Field(Whole(1, LARGEST), None, "Limit of tokens in the answer."),
+    "stream": Field(Flag(), False, "Streams the answer as server-sent events."),
     "tools": Field(TOOLS, None, "Functions and custom tools that the model may call."),
-    "tool_choice": Field(TOOL_CHOICE, None, "auto where there are tools."),
+    "tool_choice": Field(TOOL_CHOICE, None, "auto if there are tools."),
     "parallel_tool_calls": Field(Flag(), None, "Whether an answer may have several calls."),
     "text": Field(Shape({"format": Field(_FORMAT)}), None, "The form of the answer."),
-    "reasoning": Field(_REASONING, None, "For the model's template."),
+    "reasoning": Field(_REASONING, None, "A value for the chat template."),
     **sampling.SHARED,
-    "include": Field(Items(Choice(_INCLUDED), 0, 64), None, "No effect: there is nothing of these to add."),
-    "store": Field(Flag(), True, "Whether the response is kept for later requests."),
+    "include": Field(Items(Choice(_INCLUDED), 0, 64), None, "Has no effect: the server has none of these."),
+    "store": Field(Flag(), True, "Whether the response is stored for later requests."),
     "previous_response_id": Field(Text(1, 256), None, "The response that this conversation continues."),
     "conversation": Field(Neutral(), note="Use previous_response_id."),
     "background": Field(Neutral((False,))),
@@ -194,8 +196,8 @@ def _previous(id: str | None, facts: Facts) -> list[dict[str, Any]]:
         return []
     items = facts.kept_responses.conversation(id)
     if items is None:
-        seen = f"previous response with id {shown(id)} not found: the server keeps the last ones in memory"
-        fix = "send the conversation as input"
+        seen = f"previous response with id {shown(id)} not found: only the last ones are kept"
+        fix = "send the whole conversation as input"
         raise invalid(f"{seen}; {fix}", "previous_response_id", "previous_response_not_found")
     return [_ITEM.read(item, "previous_response_id") for item in items]
 
@@ -220,8 +222,8 @@ def _resolved(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, A
                 raise invalid(f"{seen}: refer to an item once", f"{param}.id")
             kept = facts.kept_items.find(item["id"])
             if kept is None:
-                seen = f"{param}.id is {shown(item['id'])}, which is not among the last items that are kept"
-                raise invalid(f"{seen}: send the item itself, as clients do with store false", f"{param}.id")
+                seen = f"{param}.id is {shown(item['id'])}, which is not among the items that are kept"
+                raise invalid(f"{seen}: send the item itself, or set store to false", f"{param}.id")
             yield _ITEM.read(json.loads(kept[0]), param)
         else:
             yield item

@@ -29,7 +29,7 @@ _FUNCTION = Shape(
         "name": Field(FUNCTION_NAME, required=True),
         "description": Field(Text()),
         "parameters": Field(Anything(), note="JSON Schema of the arguments."),
-        "strict": Field(Flag(), note="Arguments always fit, whatever this says."),
+        "strict": Field(Flag(), note="Has no effect: arguments always match the schema."),
     }
 )
 _GRAMMAR = Shape(
@@ -41,7 +41,7 @@ _CUSTOM = Shape(
         "description": Field(Text()),
         "format": Field(
             Tagged("type", {"text": Shape({}), "grammar": _GRAMMAR}),
-            note="The model reads a grammar; the input is not held to it.",
+            note="The model reads the grammar, but the input may not match it.",
         ),
     }
 )

@@ -83,14 +83,14 @@ class BiasKind:
 _STOP = Text(0, MAX_STOP_LENGTH)
 STOP = Field(
     Either({str: _STOP, list: Items(_STOP, 0, MAX_STOPS)}, "a string, or a list of strings,"),
-    note="Ends the answer where it comes up, and is no part of it; an empty one does nothing.",
+    note="Ends the answer, and is not part of it; an empty one has no effect.",
 )
 #: The limit of an answer's tokens, by any of its names.
 LENGTH = Whole(-1, LARGEST, "-1: as many as there is room for; leave it out for the server's default", 0)
 SEED = Field(
-    Whole(-(1 << 63), MAX_SEED, "-1 draws one"),
-    note="The same seed gives the same answer; -1, as in llama.cpp, draws one. Of several choices the first "
-    "has this seed, the others have seeds that follow from it.",
+    Whole(-(1 << 63), MAX_SEED, "-1: a random seed"),
+    note="The same seed gives the same answer; -1 is a random seed, as in llama.cpp. With several choices "
+    "the first one has this seed; the seeds of the others follow from it.",
 )
 
 
@@ -100,23 +100,25 @@ def _fields() -> Fields:
     share = Real(0, 1)
     count = Whole(-1, LARGEST)
     return {
-        "temperature": Field(Real(0, 100, "0 is greedy"), None, "0 always takes the likeliest."),
-        "top_p": Field(share, None, "Keeps the likeliest that reach this sum; 1 keeps all."),
-        "top_k": Field(count, None, "Keeps the k likeliest; 0 and -1 keep all."),
-        "min_p": Field(share, None, "Keeps those this likely, relative to the best; 0 keeps all."),
-        "repeat_penalty": Field(repeat, None, "Divides recent tokens' logits; 1 is none."),
-        "repetition_penalty": Field(repeat, None, "Another name of repeat_penalty."),
-        "repeat_last_n": Field(count, None, "Recent tokens; -1 is all."),
+        "temperature": Field(Real(0, 100, "0 is greedy"), None, "0 always takes the likeliest token."),
+        "top_p": Field(
+            share, None, "Keeps the likeliest tokens whose probabilities add up to this; 1 keeps all."
+        ),
+        "top_k": Field(count, None, "Keeps the k likeliest tokens; 0 and -1 keep all."),
+        "min_p": Field(
+            share, None, "Keeps tokens at least this likely, relative to the likeliest; 0 keeps all."
+        ),
+        "repeat_penalty": Field(repeat, None, "Divides the logits of recent tokens; 1 changes nothing."),
+        "repetition_penalty": Field(repeat, None, "Another name for repeat_penalty."),
+        "repeat_last_n": Field(count, None, "Number of recent tokens; -1 is all."),
         "frequency_penalty": Field(
-            penalty, None, "Taken off a token's logit for each time it was generated; 0 is none."
+            penalty, None, "Subtracted from a token's logit for each time it was generated."
         ),
-        "presence_penalty": Field(
-            penalty, None, "Taken off the logit of tokens that were generated; 0 is none."
-        ),
+        "presence_penalty": Field(penalty, None, "Subtracted from the logits of tokens that were generated."),
         "samplers": Field(
             Items(Text(1, 32), 0, 32),
             None,
-            "Samplers that the list lacks do nothing. The others always run in this order: "
+            "Samplers that are not in the list have no effect. The others always run in this order: "
             f"{', '.join(SAMPLERS)}.",
         ),
         "logit_bias": Field(BiasKind(), None, "Token ids and what to add to their logits, -100 to 100."),
@@ -169,7 +171,7 @@ def params(values: Mapping[str, Any], facts: Facts) -> SamplingParams:
     values = _without_samplers(values)
     for id in values["logit_bias"] or ():
         if id >= facts.vocab:
-            message = f"logit_bias names token {id}: allowed are the ids 0 to {facts.vocab - 1}"
+            message = f"logit_bias has token {id}: allowed are the ids 0 to {facts.vocab - 1}"
             raise APIError(message, param="logit_bias", code="invalid_value")
     changes = {name: values[name] for name in _SAME if values[name] is not None}
     if values["repetition_penalty"] is not None:
@@ -194,7 +196,7 @@ def _without_samplers(values: Mapping[str, Any]) -> Mapping[str, Any]:
     unknown = [name for name in names if name not in (*SAMPLERS, *_OFF)]
     if unknown:
         allowed = f"allowed are {', '.join(SAMPLERS)}"
-        raise invalid(f"samplers names {unknown[0]!r}: {allowed}", "samplers")
+        raise invalid(f"samplers has {unknown[0]!r}: {allowed}", "samplers")
     off = [_NOTHING[name] for name in SAMPLERS if name not in names]
     return {**values, **{name: value for each in off for name, value in each.items()}}
 

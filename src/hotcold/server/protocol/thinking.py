@@ -11,16 +11,14 @@ Value: TypeAlias = bool | int | float | str
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 BUDGET = Whole(-1, LARGEST, "-1 is no limit")
-_NOTE = "The most tokens of thinking; then the answer follows. -1: no limit."
-_EFFORT = "For the model's template; none forbids thinking. Where the template knows no efforts: a budget."
+_NOTE = "Limit of thinking tokens; then the answer follows. -1: no limit."
+_EFFORT = "A value for the chat template; none turns thinking off. For a template without efforts: a budget."
 _BUDGETS = ("thinking_token_budget", "thinking_budget_tokens", "thinking_budget", "reasoning_budget")
 #: Anthropic's field.
 THINKING = Tagged(
     "type",
     {
-        "enabled": Shape(
-            {"budget_tokens": Field(BUDGET, None, "The most tokens of thinking; -1: no limit.")}
-        ),
+        "enabled": Shape({"budget_tokens": Field(BUDGET, None, "Limit of thinking tokens; -1: no limit.")}),
         "adaptive": Shape({}),
         "disabled": Shape({}),
     },
@@ -31,22 +29,22 @@ FIELDS: Fields = {
     "reasoning": Field(
         Shape(
             {
-                "effort": Field(Choice(EFFORTS), None, "As reasoning_effort."),
-                "max_tokens": Field(BUDGET, None, "As thinking_token_budget."),
-                "enabled": Field(Flag(), None, "As enable_thinking."),
+                "effort": Field(Choice(EFFORTS), None, "Like reasoning_effort."),
+                "max_tokens": Field(BUDGET, None, "Like thinking_token_budget."),
+                "enabled": Field(Flag(), None, "Like enable_thinking."),
             }
         ),
         None,
-        "OpenRouter's names.",
+        "OpenRouter's form of these fields.",
     ),
     "thinking": Field(
         Either({bool: Flag(), dict: THINKING}, "a boolean, or an object with a type"),
         None,
-        "Anthropic's names.",
+        "Anthropic's form of these fields.",
     ),
-    "enable_thinking": Field(Flag(), None, "As in chat_template_kwargs."),
+    "enable_thinking": Field(Flag(), None, "Like the value in chat_template_kwargs."),
     "thinking_token_budget": Field(BUDGET, None, _NOTE),
-    **{name: Field(BUDGET, None, "Another name of thinking_token_budget.") for name in _BUDGETS[1:]},
+    **{name: Field(BUDGET, None, "Another name for thinking_token_budget.") for name in _BUDGETS[1:]},
 }
 
 

@@ -12,10 +12,10 @@ from hotcold.server.protocol.prompts import Ids, check_ids
 _TOKENS = 1 << 12  # tokens to decode in one call
 
 TOKENIZE: Fields = {
-    "content": Field(Text(), None, "The text.", required=True),
-    "add_special": Field(Flag(), False, "Adds BOS and EOS where the model wants them."),
-    "parse_special": Field(Flag(), True, "Reads names of control tokens as these tokens."),
-    "with_pieces": Field(Flag(), False, "Gives an object of id and piece for each token."),
+    "content": Field(Text(), None, "The text to tokenise.", required=True),
+    "add_special": Field(Flag(), False, "Adds BOS and EOS if the model expects them."),
+    "parse_special": Field(Flag(), True, "Reads names of control tokens as control tokens."),
+    "with_pieces": Field(Flag(), False, "Returns an object with id and piece for each token."),
 }
 DETOKENIZE: Fields = {"tokens": Field(Ids(low=0), None, "Token ids.", required=True)}
 
