@@ -80,7 +80,7 @@ def chat_job(
     if budget is not None:  # also checked for models that do not think
         budget = whole("thinking_budget", budget, 0)
         if remaining.get("constraint") is not None:
-            raise UserError("thinking_budget and a constraint are both given: one is allowed")
+            raise UserError("thinking_budget and a constraint are both given: give one of them")
     job = job_of(remaining, base)
     checked = check_messages(messages)
     ids = chat.ids(checked, tools, kwargs=values, continue_last=go_on)

@@ -98,9 +98,11 @@ def _plain(kind: str, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         copies: list[dict[str, Any]] = json.loads(json.dumps(list(values), allow_nan=False))
         total = sum(map(len, texts_of(copies)))
     except (TypeError, ValueError) as error:
-        raise MessageError(f"{kind} are no JSON: {shown(str(error))}") from None
+        raise MessageError(f"{kind} are not valid JSON: {shown(str(error))}") from None
     except RecursionError:
-        raise MessageError(f"{kind} are nested too deeply: at most some hundred levels are allowed") from None
+        raise MessageError(
+            f"{kind} are nested too deeply: at most a few hundred levels are allowed"
+        ) from None
     if total > MOST_CHARACTERS:
         raise MessageError(f"{kind} have {total} characters: at most {MOST_CHARACTERS} are allowed")
     for text in texts_of(copies):

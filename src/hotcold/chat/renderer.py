@@ -118,7 +118,9 @@ def _escaped(character: int | None, stand_ins: StandIns) -> str:
 def _bounded_range(*bounds: int) -> range:
     numbers = range(*bounds)
     if len(numbers) > MOST_STEPS:
-        raise SecurityError(f"the template counts {len(numbers)} steps: at most {MOST_STEPS} are allowed")
+        raise SecurityError(
+            f"a loop of the template has {len(numbers)} steps: at most {MOST_STEPS} are allowed"
+        )
     return numbers
 
 

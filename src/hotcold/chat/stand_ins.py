@@ -83,7 +83,7 @@ def unused(count: int, texts: Iterable[str]) -> list[str]:
     used = _characters(texts)
     characters = [character for character in map(chr, _MARKS) if character not in used][:count]
     if len(characters) < count:
-        raise UserError("the text has nearly all noncharacters of Unicode: leave some out")
+        raise UserError("the text uses nearly all noncharacters of Unicode: remove some of them")
     return characters
 
 

@@ -162,7 +162,7 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
         given = predictor_sources(options.predictors, checkpoint, dimensions(config))
         tensors |= {source.name: source for source in given}
     elif "blk.0.fc1.weight" in tensors:
-        notes.append("it has predictors: its publishers compute with them, as sparsity predicted does")
+        notes.append("the model has predictors: its publishers use them, as `sparsity=predicted` does")
     types, type_notes = _choose_types(tensors, block_type(options.type))
     _check_loads(folder, metadata, tensors, types)
     return Plan(metadata, tensors, types, notes + unread_keys(original) + type_notes)

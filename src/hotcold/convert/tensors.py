@@ -152,8 +152,8 @@ def _of_blocks(
         return []
     origins = {origin for source in tensors for origin in source.origins} | unneeded
     if others := [name for name in named if name not in origins]:
-        reason = f"it has tensors without a place there ({len(others)}, such as {shown(others[0])})"
-        notes.append(f"what guesses tokens in it is left out: {reason}")
+        reason = f"it has unknown tensors ({len(others)}, such as {shown(others[0])})"
+        notes.append(f"the draft block is left out: {reason}")
         return []
     return tensors
 

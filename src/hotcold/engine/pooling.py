@@ -25,6 +25,8 @@ class Pool:
         assert self._sum is not None
         length = float(np.sqrt(self._sum @ self._sum))
         if not 0 < length < np.inf:
-            raise DamagedModelError(f"a text's vector has the length {length}: the model's file is damaged")
+            raise DamagedModelError(
+                f"the embedding of a text has the length {length}: the model's file is damaged"
+            )
         normalised: list[float] = (self._sum / length).astype(np.float32).tolist()
         return tuple(normalised)

@@ -75,7 +75,7 @@ class Spelling:
             ends = range(min(at + self._longest, len(data)), at, -1)
             end = next((end for end in ends if data[at:end] in self._ids), None)
             if end is None:
-                raise UserError(f"no tokens of this vocabulary spell {text!r:.40}")
+                raise UserError(f"the model's vocabulary cannot spell {text!r:.40}")
             ids.append(self._ids[data[at:end]])
             at = end
         return ids

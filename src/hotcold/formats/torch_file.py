@@ -262,7 +262,7 @@ class _Machine:
     def set_items(self, values: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, dict) or len(values) % 2:
-            raise ValueError("items for what is no dict")
+            raise ValueError("items for a value that is not a dict")
         # Check before hashing: nested tuples could crash the process or take forever.
         if any(type(key) is not str for key in values[::2]):
             raise ValueError("a key that is not a text")

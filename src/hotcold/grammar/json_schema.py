@@ -74,7 +74,7 @@ def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritt
 
 def told_of_strict(note: str) -> str:
     """The error message for a part of a strict schema that cannot be enforced."""
-    return f"{note} cannot be enforced: leave it out, or leave strict out and it will not be enforced"
+    return f"{note} cannot be enforced: remove it, or remove strict (then it is not enforced)"
 
 
 def _lark_term(schema: object, notes: list[str] | None) -> str:

@@ -400,7 +400,7 @@ class _Pipes(asyncio.SubprocessProtocol):
             for parts in self._unpacker.push(data):
                 self._told(decode(*parts))
         except ValueError as error:  # later data cannot be parsed, either
-            self._failed(f"what the engine process says is not understood: {error}")
+            self._failed(f"the engine process sent an invalid message: {error}")
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 1:

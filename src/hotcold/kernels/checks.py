@@ -178,7 +178,7 @@ def _check_experts(label: str, rows: int, tensors: FFNTensors | PredictorTensors
     if k > MAX_CHOSEN:
         raise ValueError(f"{label} k {k} of {experts} experts: 1 to {min(experts, MAX_CHOSEN)} are allowed")
     if experts < 1 or not 1 <= k <= experts:
-        raise ValueError(f"{label} of {experts} experts of which {k} are chosen: 1 to all of them are needed")
+        raise ValueError(f"{label} of {experts} experts, {k} chosen: 1 to all of them can be chosen")
     if ends is None:
         if rows % experts:
             raise ValueError(f"{label} of {rows} rows: not as many for each of {experts} experts")

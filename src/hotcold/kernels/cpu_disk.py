@@ -124,7 +124,7 @@ class Disk:
         the reader of the others. ValueError: the experts are not stored in a file, or their shapes differ."""
         experts, (count, dim) = tensors.experts, tensors.up.shape
         if tensors.expert_ends is not None or tensors.down_layout != "by_neuron":
-            raise ValueError("rows that are read one by one are those of whole experts, down by neuron")
+            raise ValueError("rows can be read one by one only from whole experts with down by_neuron")
         tensors_read: list[AnyTensor | None] = [tensors.up, tensors.down]
         if residency.gates:
             tensors_read.insert(0, tensors.gate)

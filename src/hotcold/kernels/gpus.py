@@ -72,7 +72,7 @@ def choose_gpu(asked: str | None, *, needed: bool = False) -> tuple[GPU | None, 
     refused = [gpu for gpu in seen if gpu.kind in USUAL_KINDS]
     note = f"GPU {refused[0].title} is not used: {refused[0].problem}" if refused else ""
     if needed:
-        unusual = f"no GPU found, but {titles(seen)}: name one to use it (`gpu`)"
+        unusual = f"only software drivers found, {titles(seen)}: name one to use it (`gpu`)"
         raise GPUError(note or (unusual if seen else reason))
     return None, note
 
@@ -86,7 +86,7 @@ def choose_gpus(asked: str | None, *, needed: bool = False) -> tuple[tuple[GPU, 
         return (() if gpu is None else (gpu,)), note
     chosen = tuple(_named(each.strip(), seen, reason) for each in text.split(","))
     if twice := [gpu for gpu in chosen if chosen.count(gpu) > 1]:
-        raise GPUError(f"`gpu={text}`: {twice[0].title} is named twice: name it once")
+        raise GPUError(f"`gpu={text}`: {twice[0].title} is given twice: give it once")
     return chosen, ""
 
 

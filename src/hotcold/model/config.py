@@ -39,7 +39,7 @@ MAX_LAYERS, MAX_DIM, MAX_HEADS, MAX_HEAD_DIM = 1024, 1 << 17, 4096, 1024
 MAX_NEURONS, MAX_VOCAB, MAX_CONTEXT = 1 << 20, 1 << 24, 1 << 24
 
 #: Reason that a model's context is shorter than it was trained for.
-_INDEXED = "of more, layers would choose by an index which ones they see, and that is not computed"
+_INDEXED = "beyond this length layers choose positions by an index, which is not supported"
 
 #: A tensor of each FFN without fused experts, and the tensors that show that it has a gate.
 _UP, _GATES = (

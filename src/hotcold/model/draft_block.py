@@ -40,9 +40,9 @@ def with_draft(config: Config, tensors: Mapping[str, TensorInfo]) -> tuple[Confi
         return config, f"draft blocks are not supported in {config.architecture} models"
     whole = _with_block(config, tensors)
     if whole is None:
-        return config, f"blk.{config.layers} guesses tokens, and has no FFN like those of other layers"
+        return config, f"the draft block blk.{config.layers} has no FFN like the other layers"
     if error := _tensor_error(whole, tensors):
-        return config, f"blk.{config.layers} guesses tokens, and is left out: {error}"
+        return config, f"the draft block blk.{config.layers} is left out: {error}"
     block = replace(
         whole,
         layers=1,

@@ -153,8 +153,8 @@ class ExpertCachePlan:
         if self.profile:
             pinned = sorted({n for n, unit in zip(self.pinned, self.unit_bytes, strict=True) if unit})
             most = f"{pinned[0]}" if len(pinned) == 1 else f"{pinned[0]} to {pinned[-1]}"
-            seen += f", of which {most} keep their place ({printable(self.profile)}),"
-        others = f"others are read when they are named ({way_of_reading()})"
+            seen += f", of them {most} pinned ({printable(self.profile)}),"
+        others = f"others are read when a token needs them ({way_of_reading()})"
         return f"{seen} fit in {exact_size(self.budget_bytes)}, {others}: {bill}"
 
     def report(self) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class _Child:
         if answer.endswith(b"\n") and not late.is_set():
             return answer
         if len(answer) > limit:
-            raise ProcessDied(f"it answered more than {limit} bytes")
+            raise ProcessDied(f"its answer has more than {limit} bytes")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)  # the process closed its pipe and may end with an exit code
         self.process.kill()

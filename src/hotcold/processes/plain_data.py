@@ -184,7 +184,7 @@ def _bytes_from(plain: Plain) -> bytes:
 def _optional(arguments: tuple[Any, ...]) -> tuple[Convert, Convert]:
     kinds = [each for each in arguments if each is not type(None)]
     if len(kinds) != 1 or len(kinds) == len(arguments):
-        raise TypeError(f"{arguments} has no plain form: only X | None has")
+        raise TypeError(f"{arguments} has no plain form: only X | None is allowed")
     to, back = _converters(kinds[0])
     return (
         lambda value: None if value is None else to(value),

@@ -133,7 +133,7 @@ def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
         sums = file.load(name + _SUMS).dequantise()
         if sums.size % len(counts):
             got = f"{sums.size} sums and {len(counts)} counts"
-            raise ImatrixError(f"{name} has {got}: as many sums for each count are needed")
+            raise ImatrixError(f"{name} has {got}: the same number of sums for each count is needed")
         entries[name] = Importance(sums.reshape(len(counts), -1), counts)
     datasets, chunks, size = (file.metadata.get(key) for key in (_DATASETS, _CHUNKS, _CHUNK_SIZE))
     return ImportanceMatrix(

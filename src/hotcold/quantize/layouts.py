@@ -170,7 +170,9 @@ class _Wanted:
             raise QuantizeError(f"`type` is for down matrices that change: down is {down} already")
         notes = []
         if inside and format == "gguf" and not options.take_predictors:
-            notes.append("the file's predictors are left out: `take_predictors` keeps them in a file beside")
+            notes.append(
+                "the predictors in the file are left out: `take_predictors` saves them in a file of their own"
+            )
         new = None
         if options.predictors is not None:
             new = _predictors(options.predictors, source, config)

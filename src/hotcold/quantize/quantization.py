@@ -231,7 +231,7 @@ def _unknown(source: GGUFFile, choices: Mapping[str, Choice], matrix: Importance
     packed = [name for name, choice in choices.items() if choice.type.weights > 1]
     if packed and matrix.keys().isdisjoint(packed):
         seen = f"the importance matrix has {len(matrix)} tensors, and none is quantised here"
-        raise QuantizeError(f"{seen}: it is another model's")
+        raise QuantizeError(f"{seen}: it belongs to another model")
     unknown = [name for name in packed if importance_of(source, name, matrix) is None]
     missing = [name for name in unknown if kind_of(name) != "token_embd"]
     if not missing:

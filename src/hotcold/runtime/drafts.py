@@ -23,9 +23,9 @@ def check_draft(path: Path, larger: Path, config: Config, tokenizer: Tokenizer) 
         except ValueError as error:
             raise LoadError(f"`draft={printable(path.name)}`: {error}") from error
     if draft_config.slot_bytes:
-        seen = f"`draft={printable(path.name)}` keeps states of sequences, which go no step back"
-        raise LoadError(f"{seen}: choose a smaller model of attention layers alone")
-    fix = "a draft model must have the vocabulary of the model that it guesses for"
+        seen = f"`draft={printable(path.name)}` has recurrent layers, whose states cannot go back a step"
+        raise LoadError(f"{seen}: choose a smaller model with only attention layers")
+    fix = "a draft model must have the vocabulary of the larger model"
     if difference := draft_tokenizer.difference(tokenizer):
         raise LoadError(f"{names} have different vocabularies, {difference}: {fix}")
     if abs(draft_tokenizer.vocab_size - tokenizer.vocab_size) > _PADDING:

@@ -37,7 +37,7 @@ from hotcold.values import exact_size, printable, round_size, size
 
 _T = TypeVar("_T")
 
-_NO_BLOCK = "the block that guesses tokens is left out"
+_NO_BLOCK = "the draft block is not used"
 _TRIES = 8  # attempts, each with less of a GPU's memory
 #: Tokens of a context: the largest default if experts or neurons compete with the KV cache for memory, and
 #: the smallest that loading chooses for lack of memory.
@@ -132,7 +132,7 @@ class _Model:
         if (automatic := memory.own_budget()) is None:
             return
         budget, reserve = automatic
-        chosen = f"memory does not suffice for all of it: `ram_budget={exact_size(budget)}` was chosen"
+        chosen = f"the model does not fit in memory: `ram_budget={exact_size(budget)}` was chosen"
         yield from replace(
             self,
             options=AllOptions(**{**options, "ram_budget": budget}),
@@ -288,8 +288,8 @@ def _load_draft(path: Path, options: AllOptions) -> tuple[LoadedModel, str]:
     try:
         draft = load(path, options)
     except MemoryShortError as error:  # a RAM budget for the larger model's experts would not help
-        raise LoadError(f"`draft`: {printable(path.name)} guesses tokens: {error}") from None
-    return draft, f"{printable(draft.name)} guesses tokens, which changes no text"
+        raise LoadError(f"`draft`: {printable(path.name)} cannot be loaded: {error}") from None
+    return draft, f"{printable(draft.name)} drafts tokens, which changes the speed, not the text"
 
 
 def _read(model: _Model, choice: _Choice, progress: Progress | None) -> tuple[Devices, Weights]:

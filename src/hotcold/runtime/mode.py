@@ -45,7 +45,7 @@ def choose_mode(
             whole = ", so chosen experts are computed whole" if config.experts else ""
             return SparsityMode("off", details=(f"sparsity auto is off: {config.whole}{whole}",))
         seen = f"`sparsity={requested}`: {config.whole}"
-        raise LoadError(f"{seen}, so no neuron can be left out: use off or auto")
+        raise LoadError(f"{seen}, so no neuron can be skipped: use off or auto")
     whole_downs = _whole_downs(config)
     if requested == "exact":
         return SparsityMode("exact", whole_downs)

@@ -165,7 +165,7 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
             model = replace(model, plan=model.plan.within(budgets))
             rated = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
         if apart := _apart(model.plan.config, rated.placement):
-            raise UserError(f"`hot_backend`: {apart}: a placement with all layers or none is needed")
+            raise UserError(f"`hot_backend`: {apart}: use a placement with all layers or none")
         return Decision(rated.notes, rated.placement, slots=model.plan.slots)
     asked = wanted or wished(gpu_asked) is not None
     if options["backend"] != "cpu" and not asked:
@@ -254,7 +254,7 @@ def _solve(
     assumed = f"{source}, and {profile.source}"
     measured = all(each.machine for each in machines)
     measure = "" if measured or not gpu else "; hotcold doctor measures this machine"
-    note = f"neurons are placed for {assumed}: hotcold plan takes others (`hardware`){measure}"
+    note = f"neurons are placed for {assumed}: hotcold plan takes other figures (`hardware`){measure}"
     return _RatedPlacement(placement, sizes, profile, ratio, source, (unfit, note) if unfit else (note,))
 
 
@@ -277,7 +277,7 @@ def _budgets(options: AllOptions, free: Sequence[int]) -> list[int]:
     asked: Any = options["vram_budget"]
     budgets = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)
     if len(budgets) != len(free):
-        seen = f"`vram_budget` has {len(budgets)} sizes, and GPUs that are used are {len(free)}"
+        seen = f"`vram_budget` has {len(budgets)} sizes, and {len(free)} GPUs are used"
         raise UserError(f"{seen}: give one size for each, or one for all")
     return [*budgets]
 
@@ -317,16 +317,16 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     else:
         rated = _solve(model, [each or _assumed() for each in measured], buffers, gpu=True, asked=asked)
         if not asked and rated.ratio > _PAYS:
-            why = f"it is expected not to be faster than the CPU ({rated.source})"
+            why = f"it is not expected to be faster than the CPU ({rated.source})"
             return Decision((f"{unused}: {why}: `gpu={name}` uses it",))
         if rated.is_empty:
-            slower = f"the CPU alone (`gpu={OFF}`) is expected to be faster ({rated.source})"
+            slower = f"the CPU without a GPU (`gpu={OFF}`) is expected to be faster ({rated.source})"
             rated = _solve(model, favourable, buffers, gpu=True, asked=asked)
             rated = replace(rated, notes=(slower, *rated.notes))
     if rated.is_empty:
-        return Decision((f"{unused}: within {exact_size(max(budgets))} there is room for nothing",))
+        return Decision((f"{unused}: nothing fits in {exact_size(max(budgets))}",))
     if apart := _apart(model.plan.config, rated.placement):
-        why = f"{apart}: a placement with all layers or none on the GPU is needed"
+        why = f"{apart}: use a placement with all layers or none on the GPU"
         if asked:
             raise UserError(f"{unused}: {why}: leave out the options of GPUs, or give `gpu={OFF}`")
         return Decision((f"{unused}: {why}",))
@@ -337,7 +337,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     spins = [each is not None and each.spins for each in measured]
     on_gpus = tuple(_on(i, gpus[i], rated, budgets[i], spin=spins[i]) for i in used)
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
-    notes = (f"GPU {titles(idle)} has no part: that is expected to be faster",) if idle else ()
+    notes = (f"GPU {titles(idle)} is not used: that is expected to be faster",) if idle else ()
     notes = (*map(str, on_gpus), *notes, *rated.notes)
     return Decision(notes, rated.placement, on_gpus, asked, model.plan.slots)
 

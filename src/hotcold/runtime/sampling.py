@@ -53,7 +53,7 @@ class SamplingParams:
             "logit_bias": dict(_bias(id, value) for id, value in self.logit_bias.items()),
         }
         if self.seed is not None:
-            checked["seed"] = whole("seed", self.seed, 0, _U64, "leave it out for a random one")
+            checked["seed"] = whole("seed", self.seed, 0, _U64, "leave it out for a random seed")
         for name, value in checked.items():  # NumPy numbers become Python numbers
             object.__setattr__(self, name, value)
 
@@ -80,7 +80,7 @@ def sampling_of_file(metadata: Mapping[str, Any]) -> tuple[SamplingParams, tuple
         try:
             params = replace(params, **{name: value})
         except UserError as error:
-            notes.append(f"{key} of the file is not followed: {error}")
+            notes.append(f"{key} of the file is ignored: {error}")
     return params, tuple(notes)
 
 

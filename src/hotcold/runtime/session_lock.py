@@ -131,7 +131,9 @@ class _Change(Generic[_Result]):
         except Exception as error:
             self._error = error
         except BaseException as error:  # ends the work of this thread and of the waiting one
-            self._error = UserError(f"{type(error).__name__} in another thread broke this off: ask again")
+            self._error = UserError(
+                f"{type(error).__name__} in another thread interrupted this request: send it again"
+            )
             self.done = True
             raise
         self.done = True

@@ -54,7 +54,7 @@ def opened(body: bytes, coding: str, limit: int) -> bytes:
     if not reader.eof:
         raise _refused(f"the body is not whole: its {coding} data ends too soon")
     if surplus := len(reader.unused_data):
-        raise _refused(f"the body goes on for {surplus} bytes after the end of its {coding} data")
+        raise _refused(f"the body has {surplus} bytes after the end of its {coding} data")
     return content
 
 
@@ -81,7 +81,7 @@ def parse(body: bytes, depth: int) -> Any:
     if _strings(value, depth) != strings:
         if len(body) <= _SMALL:
             json.loads(body, object_pairs_hook=_refuse_repeated_names, parse_int=str, parse_float=str)
-        raise _refused("a name is twice in an object")  # a second pass over a large body would take long
+        raise _refused("a name occurs twice in an object")  # a second pass over a large body would take long
     return value
 
 
@@ -175,7 +175,7 @@ def _half(digits: str, place: int) -> str:
 def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> None:
     repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if repeated:
-        raise _refused(f"{repeated[0]!r:.60} is twice in an object")
+        raise _refused(f"{repeated[0]!r:.60} occurs twice in an object")
 
 
 def _too_deep(depth: int) -> APIError:

@@ -26,31 +26,31 @@ class _Figure(NamedTuple):
 
 #: Field of :class:`ProcessStats` -> metric.
 _ENGINE_METRICS = {
-    "slots": _Figure("slots", "The most requests that can run", False),
-    "running": _Figure("requests_running", "Requests that have a slot", False),
-    "waiting": _Figure("requests_waiting", "Requests that wait for a slot", False),
-    "pages": _Figure("cache_pages", "Pages of the cache of keys and values", False),
-    "free_pages": _Figure("cache_pages_free", "Pages that nobody holds", False),
-    "shared_pages": _Figure("cache_pages_shared", "Pages held only for requests to come", False),
-    "states": _Figure("states", "Slots for states of sequences, where layers keep some", False),
-    "free_states": _Figure("states_free", "Slots for states that nobody holds", False),
-    "shared_states": _Figure("states_shared", "Copies of states held only for requests to come", False),
-    "prompt_tokens": _Figure("prompt_tokens", "Tokens of prompts that were computed", True),
-    "reused_tokens": _Figure("reused_tokens", "Tokens of prompts that were in the cache already", True),
-    "generated_tokens": _Figure("generated_tokens", "Tokens that were generated", True),
-    "guessed_tokens": _Figure("guessed_tokens", "Tokens that were guessed and verified", True),
-    "accepted_tokens": _Figure("accepted_tokens", "Guessed tokens that were right", True),
-    "steps": _Figure("steps", "Runs of the model", True),
-    "preemptions": _Figure("preemptions", "Requests put back because the cache was full", True),
-    "prompt_s": _Figure("prompt_seconds", "Time of steps with rows of prompts", True),
-    "decode_s": _Figure("decode_seconds", "Time of steps that only generate", True),
-    "active_share": _Figure("active_share", "Share of neurons that generated tokens computed", False),
-    "gb_s": _Figure("read_gigabytes_per_second", "Weights read for generated tokens", False),
-    "expert_hits": _Figure("expert_hits", "Experts that a step named and that were in memory", True),
-    "expert_misses": _Figure("expert_misses", "Experts that were read of the model's file", True),
-    "disk_bytes": _Figure("disk_read_bytes", "Read of the model's file for experts", True),
-    "stalls": _Figure("disk_waits", "Times that computing waited for experts", True),
-    "stall_s": _Figure("disk_wait_seconds", "Time that computing waited for experts", True),
+    "slots": _Figure("slots", "Limit of requests that run at the same time", False),
+    "running": _Figure("requests_running", "Requests that run", False),
+    "waiting": _Figure("requests_waiting", "Requests in the queue", False),
+    "pages": _Figure("cache_pages", "Pages of the KV cache", False),
+    "free_pages": _Figure("cache_pages_free", "Free pages of the KV cache", False),
+    "shared_pages": _Figure("cache_pages_shared", "Pages that only the prefix cache holds", False),
+    "states": _Figure("states", "Slots for states of recurrent layers", False),
+    "free_states": _Figure("states_free", "Free slots for states", False),
+    "shared_states": _Figure("states_shared", "States that only the prefix cache holds", False),
+    "prompt_tokens": _Figure("prompt_tokens", "Prompt tokens computed", True),
+    "reused_tokens": _Figure("reused_tokens", "Prompt tokens served from the prefix cache", True),
+    "generated_tokens": _Figure("generated_tokens", "Tokens generated", True),
+    "guessed_tokens": _Figure("guessed_tokens", "Draft tokens verified", True),
+    "accepted_tokens": _Figure("accepted_tokens", "Draft tokens accepted", True),
+    "steps": _Figure("steps", "Steps of the model", True),
+    "preemptions": _Figure("preemptions", "Requests preempted because the KV cache was full", True),
+    "prompt_s": _Figure("prompt_seconds", "Time of steps with prompt tokens", True),
+    "decode_s": _Figure("decode_seconds", "Time of decode steps", True),
+    "active_share": _Figure("active_share", "Share of neurons computed for generated tokens", False),
+    "gb_s": _Figure("read_gigabytes_per_second", "Bandwidth of weights read for generated tokens", False),
+    "expert_hits": _Figure("expert_hits", "Expert cache hits", True),
+    "expert_misses": _Figure("expert_misses", "Expert cache misses", True),
+    "disk_bytes": _Figure("disk_read_bytes", "Bytes of experts read from the model's file", True),
+    "stalls": _Figure("disk_waits", "Times that a step waited for reads of experts", True),
+    "stall_s": _Figure("disk_wait_seconds", "Time that steps waited for reads of experts", True),
     "rss_bytes": _Figure("engine_memory_bytes", "Memory of the engine's process, weights included", False),
 }
 
@@ -63,20 +63,25 @@ class Metrics:
         self._engine = _EngineFigures()
         self.registry.register(self._engine)
         options: Any = {"registry": self.registry, "namespace": "hotcold"}
-        self._requests = Counter("requests", "Answers, by route and status", ["route", "status"], **options)
-        self._seconds = Histogram("request_seconds", "Whole requests", buckets=_SECONDS, **options)
+        self._requests = Counter("requests", "Responses, by route and status", ["route", "status"], **options)
+        self._seconds = Histogram("request_seconds", "Time of whole requests", buckets=_SECONDS, **options)
         self._first = Histogram(
-            "time_to_first_token_seconds", "Waiting included", buckets=_SECONDS, **options
+            "time_to_first_token_seconds",
+            "Time to the first token, with waiting",
+            buckets=_SECONDS,
+            **options,
         )
-        self._between = Histogram("inter_token_seconds", "Between two tokens", buckets=_BETWEEN, **options)
-        self._queue = Histogram("queue_seconds", "Until a request had a slot", buckets=_SECONDS, **options)
+        self._between = Histogram(
+            "inter_token_seconds", "Time between two tokens", buckets=_BETWEEN, **options
+        )
+        self._queue = Histogram("queue_seconds", "Time in the queue", buckets=_SECONDS, **options)
         self._steps = Histogram(
-            "step_seconds", "From a run of the model to the next", buckets=_BETWEEN, **options
+            "step_seconds", "Time from one step of the model to the next", buckets=_BETWEEN, **options
         )
-        self._streams = Gauge("generations_running", "Texts being generated or waiting to be", **options)
-        self._ends = Counter("generations", "Finished texts, by why they ended", ["reason"], **options)
+        self._streams = Gauge("generations_running", "Generations that run or wait", **options)
+        self._ends = Counter("generations", "Finished generations, by finish reason", ["reason"], **options)
         self._loaded = Gauge("model_loaded", "Share of the model that is loaded", **options)
-        about = Gauge("info", "The program's version", ["version"], **options)
+        about = Gauge("info", "Version of Hotcold", ["version"], **options)
         about.labels(__version__).set(1)
 
     def request(self, route: str, status: int, seconds: float) -> None:

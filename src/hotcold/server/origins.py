@@ -53,7 +53,7 @@ def check_origin(text: str) -> str:
         return text
     pattern = _Pattern.of(text)
     if pattern is None or (pattern.port.isdigit() and not 0 < int(pattern.port) < 65536):
-        raise UserError(f"origin {text!r:.80} is none: allowed are {FORMS}; a path is no part of it")
+        raise UserError(f"origin {text!r:.80} is not valid: allowed are {FORMS}; leave out paths")
     if pattern.scheme == "file":
         raise UserError(f"origin {text!r:.80}: browsers give pages from files no origin; serve them by HTTP")
     if pattern.host == "*" and (pattern.scheme in _WEB or pattern.port):

@@ -98,7 +98,7 @@ class _Routes(Reader):
         """Returns a stored response. Raises APIError if it is not stored, or for a request of a stream."""
         id = request.path_params["id"]
         if request.query_params.get("stream", "false") != "false":
-            raise invalid("stream: a response that is kept comes as a whole: leave it out", "stream")
+            raise invalid("stream: a stored response is sent as a whole: leave it out", "stream")
         response = await self._service.in_thread(self._service.facts.kept_responses.response, id)
         if response is None:
             raise _no_response(id)

@@ -165,7 +165,7 @@ def from_browser(headers: Mapping[str, str]) -> bool:
 def _bearer(value: bytes) -> bytes:
     match = _BEARER.fullmatch(value)
     if not match:
-        raise _unauthorized("Authorization is to be `Bearer KEY`")
+        raise _unauthorized("the header Authorization must be `Bearer KEY`")
     return match[1]
 
 

@@ -81,8 +81,8 @@ def fit_experts(
         fits.append(Fitted(tensors, judged_parts(tensors, parts, candidates, held_out_text, *sizes)))
     if not fits:
         bound = f"at most {options.max_share:.0%} of the experts' {ffn.nbytes} bytes"
-        fix = "raise `max_share`, or take a smaller `type`"
-        raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
+        fix = "raise `max_share`, or use a smaller `type`"
+        raise PredictorError(f"layer {layer}: no predictor fits in {bound}: {fix}")
     return sorted(fits, key=lambda each: options.order(each.fit))
 
 

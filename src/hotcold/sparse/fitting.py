@@ -145,8 +145,8 @@ def fit_layer(
         fits.append(Fitted(tensors, fit))
     if not fits:
         bound = f"at most {options.max_share:.0%} of the FFN's {ffn.nbytes} bytes"
-        fix = "raise `max_share`, or take a smaller `type`"
-        raise PredictorError(f"layer {layer}: no predictor takes {bound}: {fix}")
+        fix = "raise `max_share`, or use a smaller `type`"
+        raise PredictorError(f"layer {layer}: no predictor fits in {bound}: {fix}")
     return sorted(fits, key=lambda each: options.order(each.fit))
 
 

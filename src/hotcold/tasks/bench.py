@@ -121,8 +121,8 @@ class Benchmark:
             lines.append(f"generation of {self.generated_tokens} {together}: {with_range('tok_s')} in all")
             lines.append(f"each of them: {with_range('tok_s_per_sequence')}")
         if figures["guessed"]:
-            right = "{accepted:.0f} of {guessed:.0f} guessed tokens were right".format(**figures)
-            lines.append(f"{right}: {figures['tokens_per_step']:.3g} tokens a step")
+            right = "{accepted:.0f} of {guessed:.0f} draft tokens were accepted".format(**figures)
+            lines.append(f"{right}: {figures['tokens_per_step']:.3g} tokens per step")
         counts = (
             "{gb_s:.2f} GB/s; {active_share:.1%} of neurons active; {python_share:.1%} of a step in Python"
         )
@@ -133,8 +133,8 @@ class Benchmark:
             heard = "the CPU saw the GPU's data after {:.1f} us, the GPU the CPU's result after {:.1f} us"
             lines.append(f"{heard.format(*self.handshake)} (medians)")
         if figures["bandwidth_share"] is not None:
-            used = "{read_bandwidth_gb_s:.1f} GB/s: {bandwidth_share:.0%} of it used".format(**figures)
-            lines.append(f"read bandwidth measured beside it {used}")
+            used = "{read_bandwidth_gb_s:.1f} GB/s, {bandwidth_share:.0%} of it used".format(**figures)
+            lines.append(f"memory bandwidth measured {used}")
         return "\n".join(lines)
 
 

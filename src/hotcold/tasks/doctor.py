@@ -170,7 +170,7 @@ def _cached(path: Path, machine: dict[str, Any], notes: list[str]) -> Hardware |
     try:
         stored = find_hardware(str(path))
         if stored.name != machine["name"]:
-            raise UserError(f"they are of {stored.name!r}, and this is {machine['name']!r}")
+            raise UserError(f"they are from {stored.name!r}, and this machine is {machine['name']!r}")
         json.dumps([asdict(stored), speeds(stored)], allow_nan=False)  # fails now rather than when printed
         return stored
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:

@@ -305,7 +305,7 @@ def _check_experts(path: Path) -> None:
 def _check_layers(model: LoadedModel, method: str) -> None:
     config = model.config
     if config.whole:  # the model may have zeros, but they depend on more than a neuron's own rows
-        raise UserError(f"{config.whole}: no neuron can be predicted by itself")
+        raise UserError(f"{config.whole}: no neuron can be predicted")
     if method != "svd" and not all(config.neurons):
         seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
         raise UserError(f"{seen}: only `method=svd` can make predictors for the others")

@@ -132,7 +132,7 @@ def read_vocabulary(metadata: Mapping[str, Any], defaults: Defaults) -> Vocabula
         tokens, _of_types(types, TokenType.CONTROL), ids, _more_ends(metadata, len(tokens), notes)
     )
     if not ends.stops:
-        notes.append("no token of the vocabulary ends a text: answers end where their length does")
+        notes.append("no token of the vocabulary ends a text: answers end at their length limit")
     # A user's text must never become one of these tokens, also if the file gives them another type.
     for id in ends.reserved if bos is None else (bos, *ends.reserved):
         if not (defaults.ends_in_text and types[id] == TokenType.NORMAL):

@@ -76,8 +76,8 @@ def train_layer(
     sizes = _sizes(parts, config, options, weights.nbytes)
     if not sizes:
         limit = f"at most {options.max_share:.0%} of the FFN's {weights.nbytes} bytes"
-        fix = "raise `max_share`, or take a smaller `type`"
-        raise PredictorError(f"layer {layer}: no predictor takes {limit}: {fix}")
+        fix = "raise `max_share`, or use a smaller `type`"
+        raise PredictorError(f"layer {layer}: no predictor fits in {limit}: {fix}")
     sample = {name: _evenly(values, _SVD_TOKENS) for name, values in texts.fit_to.items()}
     svd = _svd(file, config, layer, options, sample, texts.held_out)
     files = [folder / f"layer-{layer:03}.{name}" for name in ("fit", "check")]

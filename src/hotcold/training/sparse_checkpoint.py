@@ -49,14 +49,14 @@ def open_original(folder: Path, wanted: str = "drelu") -> Original:
         problem = f"{folder}: the FFN of model_type {kind} is of an unknown form"
         raise UserError(f"{problem}: models with a gate and SiLU, GELU or ReLU can be made sparse")
     if "text_config" in config:
-        problem = f"{folder}: model_type {kind} has other parts with its text model"
+        problem = f"{folder}: model_type {kind} has other parts next to its text model"
         raise UserError(f"{problem}: save the text model as a checkpoint of its own")
     key = next((key for key in _ACTIVATION_KEYS if key in config), "")
     if not key:
         raise UserError(f"{checkpoint.config.path} names no activation: add {' or '.join(_ACTIVATION_KEYS)}")
     if wanted not in layout.activations:
         problem = f"{folder}: {key} is that of states, too, so {wanted} would change both"
-        raise UserError(f"{problem}: `activation=drelu` changes the FFN alone")
+        raise UserError(f"{problem}: `activation=drelu` changes only the FFN")
     tokenizer = Tokenizer.from_metadata(vocabulary_metadata(checkpoint, facts.integer("vocab_size")))
     return Original(checkpoint, tokenizer, config, key, facts.integer("max_position_embeddings"))
 

@@ -100,5 +100,5 @@ def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inp
     inputs = {name: np.concatenate(parts) for name, parts in kept.items() if parts}
     if inputs["normed"].shape[1] != width:
         problem = f"FFNs of the model read {inputs['normed'].shape[1]} numbers, and of the file {width}"
-        raise UserError(f"{problem}: it is the file of another model")
+        raise UserError(f"{problem}: it belongs to another model")
     return inputs

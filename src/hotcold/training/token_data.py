@@ -124,7 +124,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         file = parquet.ParquetFile(path)
     except Exception as error:  # pyarrow raises its own errors
-        raise UserError(f"{path} is no Parquet file: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{path} is not a Parquet file: {' '.join(str(error).split())[:200]}") from None
     names = [name for name in ("text", "messages") if name in file.schema_arrow.names]
     number = 0
     for batch in file.iter_batches(1024, columns=names or None):

@@ -89,7 +89,7 @@ class Live:
             try:
                 self.watched = session.watched(strongest=layout.unit == "strongest")
             except GPUMemoryError as error:
-                self.note = f"which neurons fire cannot be shown, only figures: {error}"
+                self.note = f"the active neurons cannot be shown, only figures: {error}"
         # Limit of tokens in a frame. Reading a GPU's masks of each layer is slow, so it happens less often.
         self.most = 1 if session.model.on_gpus else max(1, _MOST_BYTES // max(1, self.map.nbytes))
 

@@ -254,7 +254,7 @@ class VulkanBackend(DeviceMemory):
 
     def serve(self, link: _native.Link, layers: Sequence[tuple[int, Program]]) -> None:
         """Raises UserError: a GPU computes only hot neurons."""
-        raise UserError("a GPU is never the cold side of a model: choose cpu for that")
+        raise UserError("a GPU cannot compute the cold neurons of a model: choose cpu for that")
 
     # Programs
 

@@ -38,7 +38,7 @@ _STREAM_OPTIONS = Shape(
         "include_obfuscation": Field(Flag(), None, "Has no effect."),
     }
 )
-MODEL = Field(Text(0, 512), note="Any name: there is one model, and the answer says which.")
+MODEL = Field(Text(0, 512), note="Any name: the server has one model, and the answer names it.")
 #: Fields that both of OpenAI's routes have.
 STREAMING: Fields = {
     "stream": Field(Flag(), False, "Streams the answer as server-sent events."),

@@ -93,7 +93,9 @@ def grammar(values: Mapping[str, Any], facts: Facts) -> Grammar | None:
         grammars["regex"] = Grammar("regex", values["regex"])
     if len(grammars) > 1:
         names = " and ".join(grammars)
-        raise APIError(f"{names} are both given: one is allowed", param=[*grammars][1], code="invalid_value")
+        raise APIError(
+            f"{names} are both given: give one of them", param=[*grammars][1], code="invalid_value"
+        )
     return next((replace(each, param=name) for name, each in grammars.items()), None)
 
 

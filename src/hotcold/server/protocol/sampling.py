@@ -86,7 +86,7 @@ STOP = Field(
     note="Ends the answer, and is not part of it; an empty one has no effect.",
 )
 #: The limit of an answer's tokens, by any of its names.
-LENGTH = Whole(-1, LARGEST, "-1: as many as there is room for; leave it out for the server's default", 0)
+LENGTH = Whole(-1, LARGEST, "-1: until the context is full; leave it out for the server's default", 0)
 SEED = Field(
     Whole(-(1 << 63), MAX_SEED, "-1: a random seed"),
     note="The same seed gives the same answer; -1 is a random seed, as in llama.cpp. With several choices "
