@@ -154,7 +154,7 @@ class HotNeurons:
     @property
     def unit(self) -> str:
         """Unit name for reports."""
-        return f"neurons that {'predictors name' if any(self.named) else 'fire'} for a token"
+        return f"neurons that {'predictors choose' if any(self.named) else 'are active'} for a token"
 
     @property
     def fitting(self) -> str:

@@ -97,7 +97,9 @@ def _whole_downs(config: Config) -> tuple[str, ...]:
     if not types:
         return ()
     whole, layers = sum(map(bool, config.whole_downs)), sum(map(bool, config.neurons))
-    return (f"down is {' and '.join(types)} by output in {whole} of {layers} layers: no zeros are left out",)
+    return (
+        f"in {whole} of {layers} layers down is {' and '.join(types)} by_output, so its zeros are not skipped",
+    )
 
 
 def _facts(path: Path, config: Config, fingerprint: str) -> PredictorFacts:
