@@ -59,7 +59,7 @@ void ExpertCache::empty(Slot& slot) {
 void ExpertCache::fill(const std::vector<int32_t>& experts, int64_t pinned, const Disk::GiveUp& give_up) {
     if (pinned < 0 || pinned > slots() - 2 || pinned > int64_t(experts.size()) ||
         experts.size() > slots_.size())
-        throw std::invalid_argument("two places at least must be free for experts that are not kept");
+        throw std::invalid_argument("at least two slots must be free for experts that are not pinned");
     for (size_t i = 0; i < experts.size(); ++i) {
         if (experts[i] < 0 || experts[i] >= this->experts() || slot_of_[size_t(experts[i])] >= 0)
             throw std::invalid_argument("experts that are read at loading must be there, once each");

@@ -96,10 +96,8 @@ def _whole_downs(config: Config) -> tuple[str, ...]:
     types = sorted({type for type in config.whole_downs if type})
     if not types:
         return ()
-    whole, layers = sum(map(bool, config.whole_downs)), sum(map(bool, config.neurons))
-    return (
-        f"in {whole} of {layers} layers down is {' and '.join(types)} by_output, so its zeros are not skipped",
-    )
+    layers = f"{sum(map(bool, config.whole_downs))} of {sum(map(bool, config.neurons))} layers"
+    return (f"in {layers} down is {' and '.join(types)} by_output, so its zeros are not skipped",)
 
 
 def _facts(path: Path, config: Config, fingerprint: str) -> PredictorFacts:
