@@ -25,7 +25,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.builds import build, in_turns, serve
 
-HEADS, WIDTH = 32, 128
 CHUNK = 128  #: LoadOptions.chunk
 
 
@@ -41,7 +40,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float]:
+def answer_with(threads: int, heads: int, head_dim: int) -> Callable[[dict[str, Any]], float]:
     """Times a case with the current build: the fewest seconds of several runs."""
     import numpy as np
 
@@ -81,7 +80,7 @@ def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float
                 for at in range(0, len(flat), len(some)):
                     flat[at : at + len(some)] = some[: len(flat) - at]
                 caches.append(cache)
-            q, out = (backend.zeros((rows, HEADS, head_dim)) for _ in range(2))
+            q, out = (backend.zeros((rows, heads, head_dim)) for _ in range(2))
             q[:] = random.standard_normal(q.shape)
             ready[key] = backend.record(
                 lambda q=q, caches=caches, batch=batch, out=out: backend.attention(
@@ -99,15 +98,15 @@ def answer_with(threads: int, head_dim: int) -> Callable[[dict[str, Any]], float
     return answer
 
 
-def work(case: dict[str, Any], head_dim: int) -> tuple[float, float]:
+def work(case: dict[str, Any], heads: int, head_dim: int) -> tuple[float, float]:
     """Multiplications and bytes of a run."""
     row_bytes = {"f16": 2 * head_dim, "q8_0": head_dim // 32 * 34, "f32": 4 * head_dim}[case["type"]]
     prompt, first = case.get("prompt", 0), case["position"] + 1
     if prompt:
         seen = prompt * first + prompt * (prompt - 1) // 2
-        return 2 * seen * HEADS * head_dim, 2 * (first + prompt - 1) * case["kv_heads"] * row_bytes
+        return 2 * seen * heads * head_dim, 2 * (first + prompt - 1) * case["kv_heads"] * row_bytes
     rows = case["decode"]
-    return 2 * rows * first * HEADS * head_dim, 2 * rows * first * case["kv_heads"] * row_bytes
+    return 2 * rows * first * heads * head_dim, 2 * rows * first * case["kv_heads"] * row_bytes
 
 
 def name_of(case: dict[str, Any]) -> str:
@@ -122,18 +121,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=3, help="runs of a turn; the fastest counts")
+    parser.add_argument("--heads", type=int, default=32, help="12 with --kv-heads 2: Qwen2.5 of 1.5 B")
     parser.add_argument("--kv-heads", type=int, nargs="*", default=[8, 32])
-    parser.add_argument("--head-dim", type=int, default=WIDTH)
+    parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--types", nargs="*", default=["f16", "q8_0"])
     parser.add_argument("--prompt", type=int, nargs="*", default=[0, 2048, 4096, 8192], help="positions")
     parser.add_argument("--decode", type=int, nargs="*", default=[8192, 32768], help="positions")
     parser.add_argument("--rows", type=int, nargs="*", default=[1], help="sequences that decode")
     args = parser.parse_args()
-    builds = [build(each, __file__, args.threads, args.head_dim) for each in args.builds or [None]]
+    builds = [
+        build(each, __file__, args.threads, args.heads, args.head_dim) for each in args.builds or [None]
+    ]
     report = []
     for case in cases(args):
         pairs = [in_turns(builds, {**case, "repeat": args.repeat}, pair) for pair in range(args.pairs)]
-        macs, nbytes = work(case, args.head_dim)
+        macs, nbytes = work(case, args.heads, args.head_dim)
         row: dict[str, Any] = dict(case)
         row["ms"] = [1e3 * statistics.median(each) for each in zip(*pairs, strict=True)]
         row["gmac_s"] = [macs / ms / 1e6 for ms in row["ms"]]
@@ -149,11 +151,15 @@ def main() -> None:
         print(f"{name_of(case):<48}" + " | ".join(figures) + ratio, flush=True)
     for each in builds:
         each.close()
-    print(json.dumps({"threads": args.threads, "head_dim": args.head_dim, "figures": report}))
+    print(
+        json.dumps(
+            {"threads": args.threads, "heads": args.heads, "head_dim": args.head_dim, "figures": report}
+        )
+    )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(answer_with(int(sys.argv[2]), int(sys.argv[3])))
+        serve(answer_with(*map(int, sys.argv[2:5])))
     else:
         main()

@@ -10,8 +10,8 @@
 
 namespace hc {
 
-// The first batch has the experts whose hot neurons are all that a step needs. Each other expert is a batch of its
-// own. As many experts are read at a time as the buffer holds, at least one.
+// The first batch has the experts whose hot neurons are all that a step needs. Each other expert is a batch
+// of its own. As many experts are read at a time as the buffer holds, at least one.
 class ColdRows : public LoadBatches {
   public:
     // `name`: used in errors. `neurons`: of each expert; the first hot[e] of expert e are hot.

@@ -6,9 +6,11 @@
 
 namespace hc {
 
-constexpr int kPage = 32;           // positions of one KV page
-constexpr int kSplit = 256;         // positions that one attention partial covers
-constexpr int kScoreRows = 48;      // rows of a block of queries whose scores of a split are kept
+constexpr int kPage = 32;       // positions of one KV page
+constexpr int kSplit = 256;     // positions that one attention partial covers
+constexpr int kScoreRows = 48;  // rows of a block of queries whose scores of a split are kept
+constexpr int kRowPad = 16;     // floats after a row of a block, so that rows share few sets of L1
+constexpr int kScoreStride = kSplit + kRowPad;
 constexpr int kLeastBlockRows = 8;  // fewer queries of a kv head are not worth a block
 constexpr int kMaxDecodeRows = 16;  // rows of a step that may follow the decode rule
 constexpr int kPromptTile = 64;     // maximum prompt rows of one piece of an FFN's down sums

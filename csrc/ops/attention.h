@@ -6,7 +6,7 @@
 namespace hc {
 namespace {
 
-constexpr int kCacheTile = 4;  // keys that are worked on together; they lie in one page
+constexpr int kCacheTile = 4;                         // keys that are processed together, all of one page
 constexpr int kValueHeads = Vec::width < 16 ? 2 : 4;  // whose values are summed together
 
 // Positions [first, first + count) of one kv head, as one row of the batch sees them: from `unseen` on, which
@@ -147,14 +147,20 @@ template <class Use> inline void each_tile(const Attention& a, const void* cache
     }
 }
 
-// Scores become exponentials of what they are above the largest; `end` gets the largest and their sum.
-inline void softmax_terms(float* scores, int count, float* end) {
-    F largest = Vec::set1(scores[0]), sum = Vec::zero();
+inline float largest_of(const float* scores, int count) {
+    F largest = Vec::set1(scores[0]);
     int j = 0;
     for (; j + Vec::width <= count; j += Vec::width) largest = Vec::max(Vec::load(scores + j), largest);
     float m = Vec::max_of(largest);
     for (; j < count; ++j) m = larger(m, scores[j]);
-    for (j = 0; j + Vec::width <= count; j += Vec::width) {
+    return m;
+}
+
+// Replaces scores by exponentials of their distance from the largest score m. `end` gets m and the sum.
+inline void softmax_terms(float* scores, int count, float m, float* end) {
+    F sum = Vec::zero();
+    int j = 0;
+    for (; j + Vec::width <= count; j += Vec::width) {
         const F e = exponential(Vec::sub(Vec::load(scores + j), Vec::set1(m)));
         Vec::store(scores + j, e);
         sum = Vec::add(sum, e);
@@ -166,6 +172,9 @@ inline void softmax_terms(float* scores, int count, float* end) {
     }
     end[0] = m;
     end[1] = Vec::sum(sum);
+}
+inline void softmax_terms(float* scores, int count, float* end) {
+    softmax_terms(scores, count, largest_of(scores, count), end);
 }
 
 // One partial per head of the group: acc[head_dim], the largest score, the sum of exponentials.
@@ -202,7 +211,7 @@ inline void split_of(const Attention& a, const Batch& b, const Split& s, float* 
     }
 }
 
-// The split-th of those that the row sees.
+// Computes split number `split` of the positions that the row sees.
 inline void split_into(const Attention& a, const Batch& b, int token, int kv_head, int split, float* scores,
                        float* partial) {
     const int position = b.positions[token], begin = (a.first_split(position) + split) * kSplit;
@@ -219,19 +228,19 @@ inline float exp1(float x) {
     return v[0];
 }
 
-// total <- total merged with part, of a head of n values.
-inline void merge_head(int n, const float* part, float* total) {
-    const float m = larger(total[n], part[n]);
-    const float old = exp1(total[n] - m), now = exp1(part[n] - m);
+// total <- total merged with part, of a head of n values; `end` has the part's largest score and its sum.
+inline void merge_head(int n, const float* part, const float* end, float* total) {
+    const float m = larger(total[n], end[0]);
+    const float old = exp1(total[n] - m), now = exp1(end[0] - m);
     for (int d = 0; d < n; ++d) total[d] = total[d] * old + part[d] * now;
-    total[n + 1] = total[n + 1] * old + part[n + 1] * now;
+    total[n + 1] = total[n + 1] * old + end[1] * now;
     total[n] = m;
 }
 
 // The same for every head of the group.
 inline void merge(const Attention& a, const float* part, float* total) {
     for (int g = 0; g < a.group(); ++g, part += a.head_dim + 2, total += a.head_dim + 2)
-        merge_head(a.head_dim, part, total);
+        merge_head(a.head_dim, part, part + a.head_dim, total);
 }
 
 // total <- total merged with the head's sink: a score that takes its share of the sum and has no value.

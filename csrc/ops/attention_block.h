@@ -6,16 +6,18 @@
 namespace hc {
 namespace {
 
-// Keys that score_tile works on together; panels of so many make up a page.
+// Keys that score_tile processes together: a panel. A page holds whole panels.
 constexpr int kKeyVectors = Vec::attend_keys;
 constexpr int kPanel = kKeyVectors * Vec::width;
 static_assert(kPage % kPanel == 0, "a page holds whole panels");
+constexpr int kRun = 64;  // positions whose values stay in L1 for all rows, a few columns at a time
+static_assert(kSplit % kRun == 0, "a split holds whole runs");
 constexpr int kSumLevels = Vec::width == 16 ? 3 : Vec::width == 8 ? 2 : 1;  // of a tree of pairs of lanes
 static_assert(Vec::width == 2 << kSumLevels, "lanes are the leaves of a binary tree");
 
 // The same sums as Vec::sum gives of a dot's lanes, with a position in each lane instead: what would have
 // been a lane is a sum of its own, and these are added in the tree of Vec::sum. `steps` is head_dim / width.
-// A panel's rows lie in the order of use: all that belongs to the tree's first leaf, then the next one's.
+// A panel's rows are stored in the order of use: all rows of the tree's first leaf, then the next one's.
 template <int R> HC_NOINLINE void score_tile(const float* q, int64_t q_stride, const float* panel, int steps,
                                              float scale, float* scores) {
     constexpr int N = kKeyVectors;
@@ -48,48 +50,33 @@ template <int R> HC_NOINLINE void score_tile(const float* q, int64_t q_stride, c
     }
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < N; ++n)
-            Vec::store(scores + r * kSplit + n * Vec::width,
+            Vec::store(scores + r * kScoreStride + n * Vec::width,
                        Vec::mul(level[kSumLevels][r][n], Vec::set1(scale)));
 }
 
-// acc[r * stride] += w[r * kSplit + t] values[t * v_stride] in the order of t < count, for R rows and N
-// vectors, of the last of which `last` values are.
-template <int R, int N> inline void add_vectors(const float* w, const float* values, int64_t v_stride,
-                                                int count, float* acc, int64_t stride, int last) {
+// acc[r * stride] += w[r * kScoreStride + t] values[t * v_stride] in the order of t < count, for R rows and N
+// vectors.
+template <int R, int N> HC_NOINLINE void add_values(const float* w, const float* values, int64_t v_stride,
+                                                    int count, float* acc, int64_t stride) {
     F sum[R][N];
-    const auto of = [&](int r, int n) { return acc + r * stride + n * Vec::width; };
     for (int r = 0; r < R; ++r)
-        for (int n = 0; n < N; ++n)
-            sum[r][n] = last == Vec::width ? Vec::load(of(r, n)) : Vec::load(of(r, n), last);
+        for (int n = 0; n < N; ++n) sum[r][n] = Vec::load(acc + r * stride + n * Vec::width);
     for (int t = 0; t < count; ++t, values += v_stride) {
         F v[N];
         for (int n = 0; n < N; ++n) v[n] = Vec::load(values + n * Vec::width);
         for (int r = 0; r < R; ++r) {
-            const F x = Vec::set1(w[r * kSplit + t]);
+            const F x = Vec::set1(w[r * kScoreStride + t]);
             for (int n = 0; n < N; ++n) sum[r][n] = Vec::fma(x, v[n], sum[r][n]);
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int n = 0; n < N; ++n) {
-            if (last == Vec::width)
-                Vec::store(of(r, n), sum[r][n]);
-            else
-                Vec::store(of(r, n), sum[r][n], last);
-        }
+        for (int n = 0; n < N; ++n) Vec::store(acc + r * stride + n * Vec::width, sum[r][n]);
 }
 
-template <int R> HC_NOINLINE void add_values(const float* w, const float* values, int64_t v_stride, int count,
-                                             float* acc, int64_t stride, int n) {
-    int d = 0;
-    const auto vectors = [&](auto some) HC_INLINE_LAMBDA {
-        constexpr int N = decltype(some)::value;
-        for (; d + N * Vec::width <= n; d += N * Vec::width)
-            add_vectors<R, N>(w, values + d, v_stride, count, acc + d, stride, Vec::width);
-    };
-    vectors(Constant<Vec::attend_values>{});
-    if constexpr (Vec::attend_values > 2) vectors(Constant<2>{});
-    if constexpr (Vec::attend_values > 1) vectors(Constant<1>{});
-    if (d < n) add_vectors<R, 1>(w, values + d, v_stride, count, acc + d, stride, n - d);
+// fn(Constant<count>, first) for vectors [v, end), most of them in groups of N.
+template <int N, class Fn> inline void each_vectors(int v, int end, Fn fn) {
+    for (; v + N <= end; v += N) fn(Constant<N>{}, v);
+    if constexpr (N > 1) each_vectors<N / 2>(v, end, fn);
 }
 
 // fn(Constant<count>, first) for rows [row, end), most of them in tiles of R.
@@ -116,27 +103,29 @@ struct QueryBlock {
     int n, steps;  // head_dim; its vectors
     int64_t padded, stride;
     float *queries, *total, *keys, *values, *scores, *part, *page;  // see attention_block_scratch
+    int first, active, from[kScoreRows], to[kScoreRows];            // see take_rows
 
-    QueryBlock(const Attention& args, const Batch& batch, int first, int tokens, int head, uint8_t* local)
+    QueryBlock(const Attention& args, const Batch& batch, int first_token, int tokens, int head,
+               uint8_t* local)
         : a(args),
           b(batch),
-          token(first),
+          token(first_token),
           count(tokens),
           kv_head(head),
           n(args.head_dim),
           steps((args.head_dim + Vec::width - 1) / Vec::width),
           padded(int64_t(steps) * Vec::width),
-          stride(args.head_dim + 2) {
+          stride(padded + kRowPad) {
         const auto take = [&](int64_t floats) {
             float* at = (float*)local;
             local += (floats + 15) / 16 * 64;
             return at;
         };
         queries = take(rows() * padded);
-        total = take(rows() * stride);
+        total = take(rows() * (n + 2));
         keys = take(kSplit * padded);
-        values = take(kSplit * padded);
-        scores = take(kScoreRows * kSplit);
+        values = take(kSplit * stride);
+        scores = take(kScoreRows * kScoreStride);
         part = take(kScoreRows * stride);
         page = take(kPage * padded);
     }
@@ -176,15 +165,15 @@ struct QueryBlock {
             const uint8_t* v = cache_rows(a, a.v_cache, b, any, begin + at);
             const bool more = at + kPage < end * kPage;
             const uint8_t* next = more ? cache_rows(a, a.k_cache, b, any, begin + at + kPage) : nullptr;
-            const auto decode = [&](const uint8_t* from, const uint8_t* after, float* to) {
+            const auto decode = [&](const uint8_t* from, const uint8_t* after, float* to, int64_t to_stride) {
                 for (int t = 0; t < kPage; ++t) {
                     for (int64_t i = 0; after && i < bytes; i += 64) Vec::prefetch_l2(after + t * bytes + i);
-                    decode_cached<C>(from + t * bytes, n, to + t * padded);
+                    decode_cached<C>(from + t * bytes, n, to + t * to_stride);
                 }
             };
-            decode(k, v, page);
+            decode(k, v, page, padded);
             transpose_page(keys + at * padded);
-            decode(v, next, values + at * padded);
+            decode(v, next, values + at * stride, stride);
         }
     }
     void decode_split(int begin, int from, int to) const {
@@ -194,62 +183,74 @@ struct QueryBlock {
         decode_pages<CachedQ8_0>(begin, first, end);
     }
 
-    // The positions of the split beginning there that a row sees: [from, to).
-    int from(int row, int begin) const { return larger(a.first_seen(position(row)) - begin, 0); }
-    int to(int row, int begin) const { return smaller(position(row) + 1 - begin, kSplit); }
+    // The positions of the split beginning there that a row sees: [from_of, to_of).
+    int from_of(int row, int begin) const { return larger(a.first_seen(position(row)) - begin, 0); }
+    int to_of(int row, int begin) const { return smaller(position(row) + 1 - begin, kSplit); }
 
-    void score_rows(int first, int end, int begin) const {
-        const int stop = to(end - 1, begin);
-        for (int at = from(first, begin) / kPanel * kPanel; at < stop; at += kPanel)
-            each_rows<Vec::attend_rows>(first, end, [&](auto some, int row) {
-                constexpr int R = decltype(some)::value;
-                if (at >= to(row + R - 1, begin) || at + kPanel <= from(row, begin)) return;
-                score_tile<R>(queries + row * padded, padded, keys + at * padded, steps, a.scale,
-                              scores + (row - first) * kSplit + at);
-            });
-    }
-    void softmax_rows(int first, int end, int begin) const {
-        for (int row = first; row < end; ++row) {
-            const int start = from(row, begin), seen = to(row, begin) - start;
-            float* terms = scores + (row - first) * kSplit + start;
-            float* sums = part + (row - first) * stride;
-            if (a.softcap > 0) softcap(a.softcap, terms, seen);
-            softmax_terms(terms, seen, sums + n);
-            for (int d = 0; d < n; ++d) sums[d] = 0;
+    // Rows [first, first + active) are worked on together; their numbers below count from `first`.
+    void take_rows(int row, int end, int begin) {
+        first = row;
+        active = smaller(kScoreRows, end - row);
+        for (int r = 0; r < active; ++r) {
+            from[r] = from_of(row + r, begin);
+            to[r] = to_of(row + r, begin);
         }
     }
-    void add_rows(int first, int end, int begin) const {
-        const auto add = [&](auto some, int row, int start, int stop) {
-            if (start >= stop) return;
-            add_values<decltype(some)::value>(scores + (row - first) * kSplit + start,
-                                              values + start * padded, padded, stop - start,
-                                              part + (row - first) * stride, stride, n);
-        };
-        for (int at = from(first, begin) / kPage * kPage; at < to(end - 1, begin); at += kPage)
-            each_rows<Vec::attend_rows>(first, end, [&](auto some, int row) {
-                // Positions that all rows of the tile see are added together; before and after, each row adds
-                // its own.
+    void score_rows() const {
+        for (int at = from[0] / kPanel * kPanel; at < to[active - 1]; at += kPanel)
+            each_rows<Vec::attend_rows>(0, active, [&](auto some, int row) {
                 constexpr int R = decltype(some)::value;
-                const int start = larger(at, from(row + R - 1, begin)),
-                          stop = smaller(at + kPage, to(row, begin));
-                if (start >= stop) {
-                    for (int r = row; r < row + R; ++r)
-                        add(Constant<1>{}, r, larger(at, from(r, begin)), smaller(at + kPage, to(r, begin)));
-                    return;
-                }
-                for (int r = row; r < row + R; ++r) add(Constant<1>{}, r, larger(at, from(r, begin)), start);
-                add(some, row, start, stop);
-                for (int r = row; r < row + R; ++r)
-                    add(Constant<1>{}, r, stop, smaller(at + kPage, to(r, begin)));
+                if (at < to[row + R - 1] && at + kPanel > from[row])
+                    score_tile<R>(queries + (first + row) * padded, padded, keys + at * padded, steps,
+                                  a.scale, scores + row * kScoreStride + at);
             });
     }
-    void merge_rows(int first, int end, int split) const {
-        for (int row = first; row < end; ++row) {
-            const float* own = part + (row - first) * stride;
-            if (split > a.first_split(position(row)))
-                merge_head(n, own, total + row * stride);
-            else
-                for (int d = 0; d < stride; ++d) total[row * stride + d] = own[d];
+    void softmax_rows() const {
+        float largest[kScoreRows];
+        const auto terms = [&](int row) { return scores + row * kScoreStride + from[row]; };
+        for (int row = 0; row < active; ++row) {
+            if (a.softcap > 0) softcap(a.softcap, terms(row), to[row] - from[row]);
+            largest[row] = largest_of(terms(row), to[row] - from[row]);
+        }
+        for (int row = 0; row < active; ++row) {
+            float* sums = part + row * stride;
+            softmax_terms(terms(row), to[row] - from[row], largest[row], sums + padded);
+            for (int d = 0; d < padded; d += Vec::width) Vec::store(sums + d, Vec::zero());
+        }
+    }
+    // Adds those values of positions [at, at + kRun) that rows [row, row + R) see, of N vectors from column d
+    // on. Positions that all rows see are added together; before and after, each row adds its own.
+    template <int R, int N> void add_run(int row, int at, int d) const {
+        const auto add = [&](auto some, int r, int start, int stop) {
+            if (start < stop)
+                add_values<decltype(some)::value, N>(scores + r * kScoreStride + start,
+                                                     values + start * stride + d, stride, stop - start,
+                                                     part + r * stride + d, stride);
+        };
+        const int end = at + kRun, start = smaller(end, larger(at, from[row + R - 1])),
+                  stop = larger(start, smaller(end, to[row]));
+        for (int r = row; r < row + R; ++r) add(Constant<1>{}, r, larger(at, from[r]), smaller(start, to[r]));
+        add(Constant<R>{}, row, start, stop);
+        for (int r = row; r < row + R; ++r) add(Constant<1>{}, r, larger(stop, from[r]), smaller(end, to[r]));
+    }
+    void add_rows() const {
+        for (int at = from[0] / kRun * kRun; at < to[active - 1]; at += kRun)
+            each_vectors<Vec::attend_values>(0, steps, [&](auto vectors, int v) {
+                each_rows<Vec::attend_rows>(0, active, [&](auto some, int row) {
+                    add_run<decltype(some)::value, decltype(vectors)::value>(row, at, v * Vec::width);
+                });
+            });
+    }
+    void merge_rows(int split) const {
+        for (int row = 0; row < active; ++row) {
+            const float* own = part + row * stride;
+            float* all = total + (first + row) * (n + 2);
+            if (split > a.first_split(position(first + row))) {
+                merge_head(n, own, own + padded, all);
+                continue;
+            }
+            for (int d = 0; d < n; ++d) all[d] = own[d];
+            for (int d = 0; d < 2; ++d) all[n + d] = own[padded + d];
         }
     }
 
@@ -262,13 +263,13 @@ struct QueryBlock {
             while (position(row) < begin) row += a.group();
             while (end > row && a.first_split(position(end - 1)) > split) end -= a.group();
             if (row == end) continue;
-            decode_split(begin, from(row, begin), to(end - 1, begin));
+            decode_split(begin, from_of(row, begin), to_of(end - 1, begin));
             for (; row < end; row += kScoreRows) {
-                const int stop = smaller(row + kScoreRows, end);
-                score_rows(row, stop, begin);
-                softmax_rows(row, stop, begin);
-                add_rows(row, stop, begin);
-                merge_rows(row, stop, split);
+                take_rows(row, end, begin);
+                score_rows();
+                softmax_rows();
+                add_rows();
+                merge_rows(split);
             }
         }
         for (int t = 0; t < count; ++t) finish(a, token + t, kv_head, total + t * a.partial_floats());

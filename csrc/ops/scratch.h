@@ -32,7 +32,9 @@ inline int64_t attention_scratch(int64_t group, int64_t head_dim) {
 // and a partial result of kScoreRows rows. Values of a head fill whole vectors, of 16 at most.
 inline int64_t attention_block_scratch(int64_t rows, int64_t head_dim) {
     const int64_t padded = (head_dim + 15) / 16 * 16;
-    return (rows * (2 * padded + 2) + (2 * kSplit + kPage) * padded + kScoreRows * (kSplit + padded + 2)) *
+    const int64_t stride = padded + kRowPad;
+    return (rows * (2 * padded + 2) + kSplit * (padded + stride) + kPage * padded +
+            kScoreRows * (kScoreStride + stride)) *
                4 +
            7 * 64;
 }

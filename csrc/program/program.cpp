@@ -17,18 +17,18 @@ constexpr int64_t kSerialValues = 2048;  // keys of a step that one thread store
 
 constexpr int kSerialSplits = 16;  // splits of a row that one piece merges for all kv heads
 
-constexpr int kBlockQueries = 128;   // maximum queries of a kv head that share one reading of the cache
-constexpr int kFewestQueries = 32;   // minimum, even with many threads
+constexpr int kBlockQueries = 192;   // maximum queries of a kv head that share one reading of the cache
+constexpr int kFewestQueries = 48;   // minimum, even with many threads
 constexpr int kPiecesPerThread = 4;  // so that all threads end together
 
 // Prompt rows of one piece: fewer with many threads, 0 if no block fits a thread's scratch.
+// Pieces are about equal, since each of them decodes the whole cache.
 int block_rows(const Attention& a, int64_t rows, int threads) {
-    const int64_t group = a.group();
-    const auto pieces = [&](int64_t n) { return ceil_div(rows, n) * a.kv_heads; };
-    int64_t n = std::max<int64_t>(1, kBlockQueries / group);
-    while (n * group >= 2 * kFewestQueries && n > 1 && pieces(n) < kPiecesPerThread * threads) n /= 2;
-    while (n && attention_block_scratch(n * group, a.head_dim) > int64_t(kLocalBytes)) n /= 2;
-    return int(n);
+    const int64_t group = a.group(), pieces = ceil_div(kPiecesPerThread * threads, a.kv_heads);
+    int64_t most = std::max<int64_t>(1, kBlockQueries / group);
+    while (most && attention_block_scratch(most * group, a.head_dim) > int64_t(kLocalBytes)) --most;
+    const int64_t n = std::min(most, std::max(ceil_div(kFewestQueries, group), rows / pieces));
+    return int(n && rows ? ceil_div(rows, ceil_div(rows, n)) : n);
 }
 
 // NaN ranks last.

@@ -155,11 +155,11 @@ static uint32_t least_of_largest(const float* h, int64_t n, int64_t most, uint32
     constexpr int kShift = 21;  // leaves the exponent and two more bits
     uint32_t counts[1 << (31 - kShift)] = {};
     for (int64_t i = 0; i < n; ++i) ++counts[size_bits(h[i]) >> kShift];
-    uint32_t bucket = (1 << (31 - kShift)) - 1;
-    for (; counts[bucket] < most; --bucket) most -= counts[bucket];
+    uint32_t size_class = (1 << (31 - kShift)) - 1;
+    for (; counts[size_class] < most; --size_class) most -= counts[size_class];
     uint32_t* end = scratch;
     for (int64_t i = 0; i < n; ++i)
-        if (const uint32_t size = size_bits(h[i]); size >> kShift == bucket) *end++ = size;
+        if (const uint32_t size = size_bits(h[i]); size >> kShift == size_class) *end++ = size;
     std::nth_element(scratch, end - most, end);
     return end[-most];
 }

@@ -161,9 +161,11 @@ def attend_prompt(
 BLOCKS = [Row(p) for p in (*range(19), *range(236, 300), *range(509, 514), 600, 602)]
 
 
-@pytest.mark.parametrize(
-    "kind", [AttentionKind(), AttentionKind(40), AttentionKind(270, None, 5.0)], ids=shown
-)
+#: Windows that begin behind the first row of a tile, anywhere in a page, and on both sides of position 192.
+BLOCK_KINDS = (*map(AttentionKind, (None, 3, 40, 100)), AttentionKind(270, None, 5.0))
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS, ids=shown)
 @pytest.mark.parametrize(
     ("type", "heads", "head_dim"),
     [("f16", 2, 128), ("f16", 14, 80), ("q8_0", 8, 64), ("q8_0", 4, 96), ("f16", 4, 256), ("f32", 6, 10)],
