@@ -12,8 +12,9 @@ from urllib.parse import unquote
 import h11
 from starlette.types import ASGIApp, Message
 
+from hotcold.engine.request import RequestError
 from hotcold.server.protocol.dialects import error_body
-from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.protocol.json_parts import to_json
 from hotcold.server.rare_lines import RareLines
 from hotcold.server.settings import Settings
@@ -273,6 +274,11 @@ class Connection(asyncio.Protocol):
         else:
             self._closing = True
 
+    def stop(self) -> None:
+        """Ends an incomplete answer: with an error if it has not begun, and otherwise by closing."""
+        if self._exchange is not None and not self._exchange.complete and not self._refused:
+            self._refuse(from_job(RequestError("the server was stopped", "closed")))
+
     def _watch(self) -> None:
         """Limits the time until the client has sent the rest of a head or a body, or its next request."""
         if self._refused:
@@ -347,7 +353,8 @@ class Exchange:
         if self.complete or self._disconnected or transport.is_closing():
             return
         if not self._begun:
-            error_500 = APIError("an internal error: see the server's log", status=500)
+            message = "an internal error: see the server's log"
+            error_500 = APIError(message, status=500, type="server_error", code="internal_error")
             transport.write(_response(error_500, self.scope["path"]))
         self._connection.close()
 
