@@ -31,6 +31,8 @@ _SMALL_CHUNKS = "the body's chunks are too small: send larger ones, or Content-L
 _EMPTY_LINES = 8
 #: A valid prefix of the line before a chunk: its size, and extensions, which are ignored.
 _CHUNK_LINE = re.compile(rb"[0-9A-Fa-f]{1,20}[ \t]*(;[^\n]*)?\r?")
+#: The form in which h11 quotes a line.
+_BYTEARRAY = re.compile(r"bytearray\(b(.*)\)", re.DOTALL)
 #: Limit of refused connections that stay open for a moment, so that their clients can read the answer.
 REFUSED = 32
 _MOST_PIPELINED = 64 << 10  # bytes of further requests to read before an answer is complete
@@ -64,7 +66,8 @@ class _Framing(h11.Connection):
             return super().next_event()
         except h11.RemoteProtocolError as error:
             if self.reason == _NOT_HTTP:
-                self.reason = f"{_NOT_HTTP}: {printable(str(error), 100)}"
+                cause = _BYTEARRAY.sub(r"\1", str(error))
+                self.reason = f"{_NOT_HTTP}: {printable(cause, 100)}"
             raise
 
     def _extract_next_receive_event(self) -> Any:
