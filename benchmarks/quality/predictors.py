@@ -178,13 +178,19 @@ class LayerSearch:
         everything = np.float32(-1e38)  # the threshold that all neurons reach
         whole = [replace(each.tensors, threshold=each.tensors.threshold * 0 + everything) for each in widest]
         best = [*widest]
+        part = budget / len(layers)
         for layer in layers:
+            alone = [*whole]
+            alone[layer] = widest[layer].tensors
+            if (cost := self.divergence(alone)) > part:
+                seen = f"layer {layer} costs {cost:.3g} nats at a recall of {RECALLS[1]}"
+                raise SystemExit(f"{seen}: at most {part:.3g}, its part of --kl: give a larger --kl")
             least, most = RECALLS
             for _ in range(STEPS):
                 recall = 1 - ((1 - least) * (1 - most)) ** 0.5
                 fitted = self.fitted(layer, recall)
-                others = [*whole[:layer], fitted.tensors, *whole[layer + 1 :]]
-                if self.divergence(others) <= budget / len(layers):
+                alone[layer] = fitted.tensors
+                if self.divergence(alone) <= part:
                     most, best[layer] = recall, fitted
                 else:
                     least = recall

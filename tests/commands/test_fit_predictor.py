@@ -16,6 +16,7 @@ from support.pwri import write_pwri
 import hotcold
 from hotcold.commands import cli
 from hotcold.demo import model_path
+from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf, write_gguf
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -24,6 +25,7 @@ from hotcold.tasks import fitting
 from hotcold.tasks.ffn_inputs import ffn_inputs
 from hotcold.tasks.scoring import LEAST_TOKENS, Divergence, Scorer, compare, join
 from hotcold.tasks.windows import evenly, text_windows
+from hotcold.training.options import TrainOptions
 
 TEXT = (
     "The goats had come down from the mountain, and Peter called them with his pipe. The grandfather sat "
@@ -160,6 +162,64 @@ def test_the_cost_decides(
         assert 500 < int(stated) == pytest.approx(more, abs=1)
     model = load(None, LoadOptions(predictor=sidecar))
     assert model.session().sparsity == ("predicted" if used else "exact")
+
+
+def test_an_early_decision_takes_the_wider_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 700 tokens the interval of 95 % passes, and that of 99 % does not. The next look is after 1400,
+    although 99 % pass before."""
+    random = np.random.default_rng(5)
+    noise = random.normal(0, 0.02, 700)
+    log_ratios = np.concatenate([noise - noise.mean() - 0.0009, random.normal(-0.01, 1e-4, 1300)])
+
+    def divergence(rows: np.ndarray) -> Divergence:
+        base = np.full(len(rows), 3.0)
+        return Divergence(np.full(len(rows), 1e-3), rows < 9, base + rows, base)
+
+    def ends(tokens: int, level: float) -> float:
+        _, high = divergence(log_ratios[:tokens]).ratio_interval(level=level) or (0.0, np.inf)
+        return high
+
+    assert ends(700, 0.95) < 1.0009 < 1.0011 < ends(700, 0.99) and ends(1000, 0.99) < 1.0009
+    parts = iter(log_ratios.reshape(40, 50))
+    monkeypatch.setattr(fitting, "compare", lambda *_: divergence(next(parts)))
+    monkeypatch.setattr(fitting, "_FIRST_LOOK", 700)
+    scorer: Any = None
+    found = fitting._until_decided(scorer, scorer, [[0] * 51] * 40, None)
+    np.testing.assert_allclose(found.nll - found.base_nll, log_ratios[:1400], atol=1e-12)
+
+
+def stopped(given: dict[str, Any]) -> Any:
+    """A function that records its arguments, and ends the command with one line."""
+
+    def function(*positional: Any, **named: Any) -> Any:
+        given.update(named, positional=positional)
+        raise UserError("stopped")
+
+    return function
+
+
+def test_every_option_reaches_the_function(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With values that are no defaults."""
+    monkeypatch.chdir(text.parent)
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(hotcold, "fit_predictor", stopped(given))
+    monkeypatch.setattr(hotcold, "measure_predictor", stopped(given))
+    model, output = Path(model_path()), Path("new.gguf")
+    load = f"-m {model} -f {text} -o {output} -c 96 -t 3 --cache-type f32 --backend reference --special"
+    loading = {"context": 96, "threads": 3, "cache_type": "f32", "backend": "reference", "special": True}
+    making = "--method train --recall 0.7 --weighted --type q8_0 --max-share 0.3 --tokens 99 --held-out"
+    training = "--work folder --max-marked 2.5 --epochs 3 --rate 0.125 --relu --eval-tokens 77"
+    assert cli.main(["fit-predictor", *load.split(), *making.split(), str(text), *training.split()]) == 2
+    assert given.pop("positional") == (model, text) and callable(given.pop("progress"))
+    assert given == {
+        **loading, "held_out": text, "method": "train", "recall": 0.7, "weighted": True, "type": "Q8_0",
+        "max_share": 0.3, "tokens": 99, "eval_tokens": 77, "output": output, "work": Path("folder"),
+        "training": TrainOptions(max_marked=2.5, epochs=3, rate=0.125, relu=True),
+    }  # fmt: skip
+    given.clear()
+    assert cli.main(["fit-predictor", *load.split(), "--measure", str(text), "--eval-tokens", "77"]) == 2
+    assert given.pop("positional") == (model, text, text) and callable(given.pop("progress"))
+    assert given == {**loading, "eval_tokens": 77, "output": output}
 
 
 def test_what_is_judged_was_not_fitted_to(text: Path) -> None:

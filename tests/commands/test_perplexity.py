@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.changed_models import changed
 from support.golden import golden
+from support.sidecars import with_sidecar
 
 from hotcold.commands.cli import main
 from hotcold.demo import model_path
@@ -185,6 +186,38 @@ def test_windows_fit_the_shorter_context(
         args = ("-m", str(pair[0]), "--compare-file", str(pair[1]))
         result = report(capsys, "-f", str(text), *args, "--chunks", "2")
         assert (result["context"], result["tokens"], result["compare"]["kl_max"]) == (48, 2 * 47, 0)
+
+
+def test_options_of_the_candidate_do_not_reach_the_base(
+    capsys: pytest.CaptureFixture[str], text: Path, small: Path, tmp_path: Path
+) -> None:
+    """The candidate has predictors that name no neuron, or a placement; neither fits the base. Control tokens
+    of the text are those of both, and the seed is that of the printed intervals."""
+    text.write_text(TEXT * 12 + "<s>" * 7, encoding="utf-8")
+    candidate = with_sidecar(tmp_path, bound=1.0)
+    common = ("-f", str(text), "-c", "64", "--chunks", "14", "--special", "-t", "1")
+    base = report(capsys, *common, "-m", str(small), "--sparsity", "off")
+    placement = str(tmp_path / "x.gpuidx")
+    budget = ("--vram-budget", "3MiB")
+    assert main(["plan", "-m", str(candidate), "-c", "64", *budget, "-o", placement]) == 0
+    capsys.readouterr()
+    for own in (
+        ("--sparsity", "predicted", "--predictor", str(candidate.with_suffix(".predictor.gguf"))),
+        ("--sparsity", "exact", "--placement", placement, "--hot-backend", "cpu"),
+    ):
+        alone = report(capsys, *common, "-m", str(candidate), *own)
+        compared = ("perplexity", *common, "-m", str(candidate), *own, "--compare-file", str(small))
+        printed = []
+        for seed in ("1", "2"):
+            assert main([*compared, "--seed", seed, "--json"]) == 0
+            *lines, last = capsys.readouterr().out.splitlines()
+            found = json.loads(last)
+            printed.append([line for line in lines if "ratio" in line])
+            assert f"[{found['compare']['ppl_ratio_low']:.5f}, " in printed[-1][0]
+        assert printed[0] != printed[1] and found["compare"]["sparsity"] == "off"
+        assert found["tokens"] == alone["tokens"] == base["tokens"]
+        assert found["ppl"] == pytest.approx(alone["ppl"], rel=1e-6)
+        assert found["compare"]["ppl"] == pytest.approx(base["ppl"], rel=1e-6)
 
 
 def test_files_with_other_tokenizers_are_refused(

@@ -113,8 +113,10 @@ def _base_model(args: argparse.Namespace) -> "LoadedModel | None":
     from hotcold.runtime.loading import load
 
     path = options.local_model(args.compare_file)
-    of_candidate = {"sparsity": "off", "predictor": None, "placement": None, "draft_max": 0}
-    settings = {**options.model_options(args), **of_candidate, "default_context": options.TEXT_WINDOW}
+    own = {"sparsity": "off", "predictor": None, "draft_max": 0, "default_context": options.TEXT_WINDOW}
+    settings = options.model_options(args) | own
+    if args.placement is not None:  # for the candidate's neurons, together with the options that need it
+        settings |= {"placement": None, "hot_backend": None, "hot_threads": None}
     with progress(LOADING, in_bytes=True) as advance:
         return load(path, settings, advance)
 
