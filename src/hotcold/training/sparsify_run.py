@@ -88,7 +88,9 @@ class Log:
         if path is None:
             return
         try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            lines = (
+                path.read_text(encoding="utf-8").splitlines(keepends=True) if step and path.exists() else []
+            )
             whole = [line for line in lines if line.endswith("\n")]
             kept = [line for line in whole if json.loads(line)["step"] <= step]
             path.write_text("".join(kept), encoding="utf-8")
