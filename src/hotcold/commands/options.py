@@ -133,7 +133,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     for path in outputs:
         output_file(path, force=args.force, inputs=inputs)
     if len({path.resolve() for path in outputs}) < len(outputs):
-        raise UserError(f"{printable(str(outputs[0]), 4096)}: two outputs of this name: give two names")
+        raise UserError(f"{printable(str(outputs[0]), 4096)}: two outputs have this name: give two names")
 
 
 def model_file(text: str) -> Path:

@@ -156,7 +156,7 @@ def output_file(path: str | os.PathLike[str], *, force: bool, inputs: Iterable[o
     with naming(file, UserError):
         check_output(file, 0, force=force)
         if any(_is_same_file(file, each) for each in inputs):
-            raise FileError("the new file would replace one that is read: give another name")
+            raise FileError("the new file would replace the one that is read: give another name")
     return file
 
 
