@@ -78,7 +78,7 @@ def test_force_replaces_files_only(name: str, capsys: pytest.CaptureFixture[str]
         "fit-predictor -f text -o text", "fit-predictor -f text --held-out model.gguf -o model.gguf",
         "fit-predictor --measure model.gguf -f text -o model.gguf", "plan -m model.gguf -o ./model.gguf",
         "bench model.gguf --timeline model.gguf", "quantize model.gguf ./model.gguf copy",
-        "doctor --disk model.gguf -o model.gguf",
+        "doctor --disk model.gguf -o model.gguf", "plan --vram-budget 1 --hardware text -o text",
     ],
 )  # fmt: skip
 def test_a_file_that_is_read_is_never_replaced(line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,9 +149,14 @@ else:
             yield locked
 
 
-def output_file(path: str | os.PathLike[str], *, force: bool, inputs: Iterable[object] = ()) -> Path:
-    """Returns the path of a file to write, which the user named. UserError, with the path: as in
-    :func:`check_output`, or the file is one of ``inputs``; inputs that are no paths are ignored."""
+def output_file(
+    path: str | os.PathLike[str] | None, *, force: bool, inputs: Iterable[object] = ()
+) -> Path | None:
+    """Returns the path of a file to write, which the user named; None writes nothing. UserError, with the
+    path: as in :func:`check_output`, or the file is one of ``inputs``; inputs that are no paths are
+    ignored."""
+    if path is None:
+        return None
     file = Path(path)
     with naming(file, UserError):
         check_output(file, 0, force=force)

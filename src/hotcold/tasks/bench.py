@@ -180,7 +180,7 @@ def bench(
     draft_max = whole("draft_max", draft_max, 1, DECODE_ROWS - 1)
     if draft not in (None, "look-up", "none"):
         raise UserError(f"`draft` is {printable(draft, 40)!r}: allowed are look-up and none")
-    to_write = None if timeline is None else output_file(timeline, force=force, inputs=[model])
+    to_write = output_file(timeline, force=force, inputs=[model])
     source = source_of(model)
     fixed: dict[str, Any] = {}
     if not isinstance(source, LoadedModel):

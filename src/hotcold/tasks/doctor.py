@@ -81,7 +81,7 @@ def doctor(
 
     UserError: an unknown GPU, an ``output`` that exists or without figures to write, or a file for ``disk``
     that is small or cannot be opened."""
-    to_write = None if output is None else output_file(output, force=force, inputs=[disk])
+    to_write = output_file(output, force=force, inputs=[disk])
     if disk is not None:
         large_file(Path(disk))
     advance = progress or (lambda phase, done, total: None)

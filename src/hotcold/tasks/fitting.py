@@ -200,10 +200,8 @@ def fit_predictor(
         eval_tokens: limit for held-out tokens to compare with ``exact``, until ``auto`` can decide.
         special: whether names of control tokens in the texts become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
-        output: file to write; None writes nothing.
-        force: whether to replace an existing ``output``.
-        work: with ``train``, a folder for the state of the run, from which the same call continues. None is
-            ``output`` with ``.work`` appended.
+        output, force: file to write (None writes nothing), and whether to replace an existing one.
+        work: with ``train``, a folder from which the same call continues (None: ``output`` and ``.work``).
         training: settings of ``train``.
         progress: called with the phases ``loading``, ``layers`` and ``measuring``.
 
@@ -213,8 +211,7 @@ def fit_predictor(
         raise UserError(f"method {method!r}: choose from {', '.join(INPUTS)}")
     tokens, eval_tokens = whole("tokens", tokens, 2), whole("eval_tokens", eval_tokens, 1)
     settings = FitOptions(method, recall, weighted or method == "train", type and type.upper(), max_share)
-    inputs = [model, text, held_out]
-    to_write = None if output is None else output_file(output, force=force, inputs=inputs)
+    to_write = output_file(output, force=force, inputs=[model, text, held_out])
     folder = _work_folder(method, work, training, to_write)
     texts = [text_of(each) for each in (text, held_out) if each is not None]
     load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
@@ -262,8 +259,7 @@ def measure_predictor(
     predictors with the measurement, by which ``sparsity="auto"`` decides. Other arguments and errors are
     those of :func:`fit_predictor`."""
     eval_tokens, path = whole("eval_tokens", eval_tokens, 1), Path(predictor)
-    inputs = [model, predictor, text]
-    to_write = None if output is None else output_file(output, force=force, inputs=inputs)
+    to_write = output_file(output, force=force, inputs=[model, predictor, text])
     read = text_of(text)
     with open_gguf(path) as file:
         if not is_sidecar(file):

@@ -85,7 +85,7 @@ def imatrix(
     same.
 
     UserError: a value is not allowed, the text is empty, or an input of a matrix is not finite."""
-    to_write = None if output is None else output_file(output, force=force, inputs=[model, text])
+    to_write = output_file(output, force=force, inputs=[model, text])
     chunks = None if chunks is None else whole("chunks", chunks, 1)
     words, source = text_of(text), source_of(model)
     options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}

@@ -180,8 +180,7 @@ def plan(
         raise UserError(f"cache type {cache_type!r}: choose from {', '.join(CACHE_TYPES)}")
     if context:
         context = whole("context", context, 2)
-    inputs = [model, profile, placement]
-    to_write = None if output is None else output_file(output, force=force, inputs=inputs)
+    to_write = output_file(output, force=force, inputs=[model, profile, placement, *_each(hardware)])
     machines, budgets = _gpus(hardware, vram_budget)
     kind = block_type(type.upper())
     if shape is None:
@@ -197,12 +196,18 @@ def plan(
     return _judged(subject, machines, budgets, "given" if placement is not None else objective, chosen)
 
 
+def _each(hardware: _GivenHardware | Sequence[_GivenHardware]) -> list[_GivenHardware]:
+    """Returns the given machines as a list."""
+    return [hardware] if isinstance(hardware, str | os.PathLike | Hardware) else [*hardware]
+
+
 def _gpus(
     hardware: _GivenHardware | Sequence[_GivenHardware], budget: int | str | Sequence[int | str] | None
 ) -> tuple[list[Hardware], list[int]]:
     """Returns the hardware of each GPU, and its budget. One machine with several budgets means equal GPUs."""
-    given = [hardware] if isinstance(hardware, str | os.PathLike | Hardware) else [*hardware]
-    machines = [each if isinstance(each, Hardware) else find_hardware(os.fspath(each)) for each in given]
+    machines = [
+        each if isinstance(each, Hardware) else find_hardware(os.fspath(each)) for each in _each(hardware)
+    ]
     asked = (
         [*budget]
         if isinstance(budget, Sequence) and not isinstance(budget, str)

@@ -119,7 +119,7 @@ def profile(
 
     UserError: the model has neither an activation with zeros nor experts, the text is empty, or a value does
     not fit the model."""
-    to_write = None if output is None else output_file(output, force=force, inputs=[model, text])
+    to_write = output_file(output, force=force, inputs=[model, text])
     if (text is None) == (counts is None):
         raise UserError("a text or counts are needed: give one of them")
     tokens = None if tokens is None else whole("tokens", tokens, 1)

@@ -56,7 +56,7 @@ def train_predictors(
     if len(batches) < 2 or not held_out:
         problem = f"{len(batches)} batches to learn and {len(held_out)} held-out ones"
         raise UserError(f"{problem}: at least 2 and 1 are needed")
-    to_write = output_file(output, force=force, inputs=[gguf])
+    output_file(output, force=force, inputs=[gguf])
     every = min(_CHECKED, len(batches))
     check = batches[every - 1 :: every]
     learned = [batch for number, batch in enumerate(batches) if number % every != every - 1]
@@ -72,7 +72,7 @@ def train_predictors(
         facts |= {"weighted": True, "target": recall}
         for name in ("candidates", "recall", "weighted_recall", "read_ratio"):
             facts[name] = [getattr(fit, name) for fit in fits]
-        write_sidecar(to_write, file.fingerprint(), [each.tensors for each in best], facts)
+        write_sidecar(Path(output), file.fingerprint(), [each.tensors for each in best], facts)
     return fits
 
 
