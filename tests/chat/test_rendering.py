@@ -131,7 +131,7 @@ ATTACKS = {
     "doubling": ("{% set ns = namespace(t='aaaaaaaa') %}{% for i in range(60) %}"
                  "{% set ns.t = ns.t + ns.t %}{% endfor %}{{ ns.t }}", "memory|characters"),
     "a power": ("{{ 10 ** 10 ** 10 }}", "power"),
-    "a wide number": ("{{ '%1000000000d' % 1 }}", "wide"),
+    "a wide number": ("{{ '%1000000000d' % 1 }}", "too many characters"),
     "a centred text": ("{{ 'a' | center(10**10) }}", "memory|large"),
     "a wide format": ("{{ '{:>10000000000}'.format(1) }}", "memory|."),
     "an unclosed tag": ("{% if true %}", "."),

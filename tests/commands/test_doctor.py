@@ -177,7 +177,7 @@ def test_missing_packages_of_each_extra(run: Doctor, monkeypatch: pytest.MonkeyP
     assert run()[0]["missing_extras"] == {extra: [f"package_{extra}"] for extra in EXTRAS}
     text = " ".join(str(doctor.doctor(gpu="off")).split())
     for extra in ("train", "convert", "test", "bench", "ray"):
-        command = f"missing pip install '.[{extra}]' in Hotcold's source folder"
+        command = f"optional pip install '.[{extra}]' in Hotcold's source folder"
         assert f"{command}, for {EXTRAS[extra].purpose}: package_{extra}" in text
 
 

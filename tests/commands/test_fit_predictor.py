@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.plain_forward import Model
 from support.pwri import write_pwri
 
 import hotcold
@@ -236,6 +237,8 @@ def test_trained_predictors_of_a_powerinfer_file(text: Path, capsys: pytest.Capt
         ("-f {text} -o new.gguf --type q6_k", "cannot write Q6_K: choose from F32, F16"),
         ("-f {text} -o new.gguf --method trained", "this file has no predictor"),
         ("-f {text} -o new.gguf -c 64 --max-share 0.01", "layer 0: no predictor fits in at most 1% of the"),
+        ("-f {text} -o new.gguf -m silu.gguf", "hotcold: error: activation silu gives no zeros: no neuron"),
+        ("-f {text} -o new.gguf -m silu.gguf --method trained", "error: activation silu gives no zeros: no"),
         ("-f {short} -o new.gguf", "the text is less than two windows: give more, or make them smaller (-c)"),
     ],
 )  # fmt: skip
@@ -244,6 +247,7 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(text.parent)
     (text.parent / "short").write_text(TEXT)
+    Model().write(Path("silu.gguf"))
     assert cli.main(["fit-predictor", *line.format(text=text, short="short").split()]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""

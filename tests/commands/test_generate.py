@@ -113,7 +113,7 @@ def test_of_a_model_without_zeros_nothing_is_said_until_it_is_asked_for(
     assert re.fullmatch(r"\d tokens, [\d.]+ tokens/s\n", capsys.readouterr().err)
     assert main(["generate", "-m", model, "-n", "3", "--seed", "1", "-v"]) == 0
     note, figures = capsys.readouterr().err.splitlines()
-    assert note == "note: sparsity auto is off: activation silu gives no zeros"
+    assert note == "note: sparsity auto chooses off: activation silu gives no zeros"
     assert "sparsity off" in figures and "GB/s read" in figures and "neurons active" not in figures
 
 

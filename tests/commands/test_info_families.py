@@ -44,7 +44,7 @@ def test_every_family_says_what_may_be_placed(tmp_path: Path, capsys: pytest.Cap
         found, text = report(capsys, path)
         assert found["refused"] is None and "cannot run" not in text, name
         assert found["placement"].startswith(PLACED), name
-        assert f"placement       {found['placement']}" in text, name
+        assert f"GPU takes       {found['placement']}" in text, name
         seen[found["architecture"]] = found["placement"]
     assert seen.keys() == FAMILIES.keys()
     assert seen["bitnet"] == "layers: a norm before down needs all neurons of a token"

@@ -258,7 +258,7 @@ def test_the_built_in_model_keeps_its_values_in_f32_and_back(tmp_path: Path) -> 
         (QuantizeOptions("Q2_K_S"), "type Q2_K_S has so few bits that it needs `imatrix`"),
         (
             QuantizeOptions("Q8_0", importance=ImportanceMatrix({"blk.7.ffn_up.weight": importance(64)})),
-            "importance matrix has 1 tensors, and none is quantised here: it is another model's",
+            "importance matrix has 1 tensors, and none is quantised here: it belongs to another model",
         ),
     ],
     ids=["type", "pattern", "predictor", "few bits", "other model"],

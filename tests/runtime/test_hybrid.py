@@ -338,7 +338,7 @@ def test_a_budget_is_kept(tmp_path: Path, sparsity: str, chunk: int, monkeypatch
             path, LoadOptions(predictor=named if sparsity == "predicted" else None, **options)
         ).session()
         assert session.sparsity == sparsity
-        assert any("neurons are placed for the preset rtx4090-i9" in note for note in session.notes)
+        assert any("is planned for the preset rtx4090-i9" in note for note in session.notes)
         hot = opened[-1].total
         held.append(hot)
         assert hot <= budget, f"{hot - budget} bytes more than the budget"

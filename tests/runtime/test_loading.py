@@ -73,7 +73,7 @@ def test_what_is_guessed_or_passed_over_in_a_file_is_said(folder: Path) -> None:
 def test_an_activation_without_zeros_runs_dense_and_says_so(folder: Path) -> None:
     session = reference(golden("tiny-llama", folder).path)
     assert session.sparsity == "off"
-    assert session.notes == ["sparsity auto is off: activation silu gives no zeros"]
+    assert session.notes == ["sparsity auto chooses off: activation silu gives no zeros"]
     for mode in ("exact", "predicted"):
         with pytest.raises(LoadError, match=rf"`sparsity={mode}`: activation silu .* use off or auto"):
             reference(golden("tiny-llama", folder).path, sparsity=mode)
@@ -102,7 +102,7 @@ def test_blocks_of_which_no_neuron_can_be_taken_are_said(tmp_path: Path, layers:
     assert (exact.sparsity, exact.notes, off.notes) == ("exact", [seen], [])
     auto = reference(path)
     assert auto.sparsity == ("off" if layers == 6 else "exact")
-    assert auto.notes == [f"sparsity auto is off: {seen}" if layers == 6 else seen]
+    assert auto.notes == [f"sparsity auto chooses off: {seen}" if layers == 6 else seen]
     decode_once(exact, [0])
     decode_once(off, [0])
     whole = (exact.counters.rows == off.counters.rows)[:, :3].all(axis=1)
@@ -119,14 +119,14 @@ def test_auto_does_not_use_a_predictor_that_nobody_measured(folder: Path) -> Non
     session = reference(built_in_pwri(folder / "predictor.gguf", 0.0))
     assert session.sparsity == "exact"
     assert session.notes == [
-        "sparsity auto is exact: predictor.gguf has no measurement of its predictors; this measures them: "
-        "hotcold fit-predictor -m predictor.gguf `method=trained` -f TEXT -o NEW.predictor.gguf"
+        "sparsity auto chooses exact: predictor.gguf has no measurement of its predictors; this measures "
+        "them: hotcold fit-predictor -m predictor.gguf `method=trained` -f TEXT -o NEW.predictor.gguf"
     ]
     session = reference(with_sidecar(folder, measured=None))
     assert session.sparsity == "exact"
     assert session.notes == [
-        "sparsity auto is exact: model.predictor.gguf has no measurement of its predictors; this measures "
-        "them: hotcold fit-predictor -m model.gguf `measure=model.predictor.gguf` -f TEXT "
+        "sparsity auto chooses exact: model.predictor.gguf has no measurement of its predictors; this "
+        "measures them: hotcold fit-predictor -m model.gguf `measure=model.predictor.gguf` -f TEXT "
         "-o NEW.predictor.gguf"
     ]
 
@@ -155,8 +155,8 @@ def test_auto_uses_a_sidecar_whose_measurement_speaks_for_it(tmp_path: Path) -> 
     session, exact = reference(path), reference(path, sparsity="exact")
     assert session.sparsity == "predicted" and exact.notes == []
     assert session.notes == [
-        "sparsity auto is predicted, by model.predictor.gguf: perplexity 1.00020 [0.99960, 1.00080] times "
-        "that of exact over 4096 tokens, 1.30 [1.20, 1.40] times as fast"
+        "sparsity auto chooses predicted, by model.predictor.gguf: perplexity 1.00020 [0.99960, 1.00080] "
+        "times that of exact over 4096 tokens, 1.30 [1.20, 1.40] times as fast"
     ]
     decode_once(session, [0])
     assert not session.counters.rows[:, 0].any()

@@ -319,6 +319,16 @@ def test_options_names_the_methods(client: httpx.Client, path: str) -> None:
     assert ("POST" if "completions" in path else "GET") in reply.headers["allow"]
 
 
+def test_allow_names_every_method_of_a_path(client: httpx.Client) -> None:
+    """The document of the routes is the truth."""
+    for path, operations in client.get("/openapi.json").json()["paths"].items():
+        methods = {"OPTIONS", *map(str.upper, operations)} | ({"HEAD"} if "get" in operations else set())
+        for method in ("OPTIONS", "PUT"):
+            reply = client.request(method, path.replace("{", "").replace("}", ""))
+            assert set(reply.headers["allow"].split(", ")) == methods, path
+        assert reply.status_code == 405 and reply.headers["allow"] in reply.text
+
+
 def test_head_is_get_without_its_body(client: httpx.Client) -> None:
     get, head = client.get("/v1/models"), client.head("/v1/models")
     assert head.status_code == 200 and not head.content

@@ -195,4 +195,7 @@ def test_routes_open_bodies(app_with: Any, coding: str, compress: Any) -> None:
         return int(app.client.post(path, content=compress(body), headers=headers).status_code)
 
     assert status(20) == status(20, "/tokenize") == 200
+    twice = [*headers.items(), ("Content-Encoding", coding)]
+    refused = app.client.post("/tokenize", content=compress(b"{}"), headers=twice)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unsupported_encoding")
     assert status(9_000) == status(1_000_000) == 413

@@ -13,7 +13,7 @@ import pytest
 from support.made_up_llm import MadeUpLLM
 from support.served import PATIENCE_S, until
 
-from hotcold.server import connections
+from hotcold.server import connections, run
 from tests.server.conftest import Live, live_server
 
 BODY = json.dumps({"prompt": "Once", "max_tokens": 3}).encode()
@@ -414,3 +414,14 @@ def test_a_client_that_reads_no_answer_is_disconnected(
     connection.send(get("/openapi.json") * 60 + (get("/openapi.json", last) if last else b""))
     until(lambda: any(each.connections is server.server.connections for each in lost))
     assert not server.server.connections
+
+
+def test_shutdown_answers_a_request_whose_body_is_incomplete(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_LAST_BYTES_S", 0.01)
+    with live_server() as server:
+        connection = connect(server)
+        connection.send(post()[:-1])
+        until(lambda: server.call(lambda: len(server.server.running)) == 1)
+    check_error(connection.rest(), 503, "shutting_down")

@@ -119,7 +119,9 @@ def test_bad_requests(server: Served, body: dict[str, object], param: str) -> No
 def test_a_model_without_a_pooling_says_so(app: Application) -> None:
     error = app.client.post("/v1/embeddings", json={"input": "a"}).json()["error"]
     assert (
-        error["code"] == "unsupported_model" and "no pooling type (bamboo.pooling_type)" in error["message"]
+        error["code"] == "unsupported_model"
+        and error["message"].startswith("the model generates text and gives no embeddings: its file has no")
+        and "no pooling type (bamboo.pooling_type)" in error["message"]
     )
 
 

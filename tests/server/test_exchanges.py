@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -123,6 +124,8 @@ def test_an_application_that_fails_gets_an_answer_with_status_500_and_no_more_re
         await turns()
         assert transport.written.startswith(b"HTTP/1.1 500 Internal Server Error\r\n") and transport.closed
         assert b"a defect" not in transport.written
+        error = json.loads(transport.written.partition(b"\r\n\r\n")[2])["error"]
+        assert (error["type"], error["code"]) == ("server_error", "internal_error")
 
     connected(app, test)
 

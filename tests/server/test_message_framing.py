@@ -116,7 +116,7 @@ def test_messages(server: Live, name: str) -> None:
         (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n", "Content-Length"),
         (HEAD + b"Transfer-Encoding: identity\r\n", "Transfer-Encoding"),
         (b"GET /health HTTP/1.1\r\n", "Host"),
-        (b"GET /a b HTTP/1.1\r\n", "request line"),
+        (b"GET /a b HTTP/1.1\r\n", "illegal request line: 'GET /a b HTTP/1.1'"),
         (HEAD + b"X\x1b[2J: " + 9000 * b"a" + b"\r\n", "header line"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_refusal_says_what_is_not_http(server: Live, head: bytes, reason: str)
         connection.send(head + EMPTY)
         message = json.loads(connection.rest().partition(b"\r\n\r\n")[2])["error"]["message"]
     assert message.startswith("the request is not valid HTTP/1.1: ") and reason in message
-    assert len(message) < 200 and message.isprintable()
+    assert "bytearray" not in message and len(message) < 200 and message.isprintable()
 
 
 @pytest.mark.parametrize("name", BROKEN)

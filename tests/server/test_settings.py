@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
@@ -116,6 +117,22 @@ def test_hosts_that_are_none(host: str) -> None:
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(UserError, match="no such address"):
         listening_sockets(Settings("192.0.2.1", 0, keys=(b"",)))
+
+
+def test_a_link_local_address_keeps_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the zone the system does not know the network of the address."""
+    info = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 7))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [info])
+    bound: list[Any] = []
+
+    def create_server(address: Any, **options: Any) -> None:
+        bound.append(address)
+        raise OSError(errno.EINVAL, "Invalid argument (while attempting to bind on address)")
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    with pytest.raises(UserError, match=r"^port 0 of fe80::1: Invalid argument$"):
+        listening_sockets(Settings("fe80::1%eth0", 0, keys=(b"",)))
+    assert bound == [("fe80::1", 0, 0, 7)]
 
 
 def test_a_port_in_use() -> None:

@@ -36,7 +36,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GPU         not looked for (`gpu=off`)" in str(first)
     second = hotcold.doctor(gpu="off")
     assert second.from_cache and second.hardware == first.hardware
-    assert f"figures from {second.cache}; `again` measures" in second.notes
+    assert f"figures from {second.cache}; `again` measures anew" in second.notes
     assert not hotcold.doctor(gpu="off", again=True).from_cache
     with pytest.raises(UserError, match="the file exists: give another name, or `force` to replace it"):
         hotcold.doctor(output=tmp_path / "a.json")

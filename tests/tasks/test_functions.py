@@ -152,7 +152,7 @@ def test_a_placement_is_written_where_asked(folder: Path) -> None:
         ({"objective": "speed"}, "objective 'speed': choose from time, paper"),
         ({"shape": "gpt-5"}, "shape 'gpt-5': choose from llama2-13b"),
         ({"shape": "opt-30b", "model": "x.gguf"}, "a model and the shape 'opt-30b': give one of them"),
-        ({"vram_budget": 10**12}, "at most the GPU's 24GiB are needed"),
+        ({"vram_budget": 10**12}, "at most the GPU's 24GiB is needed"),
         ({"hardware": "x"}, "presets: rtx4090-i9"),
         ({"cache_type": "q4_0"}, "cache type 'q4_0': choose from f16, q8_0, f32"),
         ({"context": 1}, "context is 1: allowed are the whole numbers 2 to"),

@@ -65,8 +65,9 @@ class OneLineParser(argparse.ArgumentParser):
         return super().format_help()
 
     def unknown(self, word: str) -> NoReturn:
-        kind = "option" if word.startswith("-") else "argument"
-        self.error(f"unknown {kind} {word!r}{nearest(word.partition('=')[0], list(self.names))}")
+        if word.startswith("-"):
+            self.error(f"unknown option {word!r}{nearest(word.partition('=')[0], list(self.names))}")
+        self.error(f"unknown argument {word!r}{'; a text needs -p' if '--prompt' in self.names else ''}")
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (`{self.prog} --help` lists the options)")

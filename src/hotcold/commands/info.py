@@ -220,8 +220,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         "down layout": report["down_layout"],
         "neuron order": report["neuron_order"],
         "states": _states_text(report),
-        "guesses": report["guesses"],
-        "placement": report["placement"],
+        "draft tokens": report["guesses"],
+        "GPU takes": report["placement"],
         "predictors": _predictor_text(report),
         "tokenizer": _tokenizer_text(report),
     }

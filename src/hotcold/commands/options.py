@@ -40,8 +40,10 @@ TEXT_WINDOW = 512  #: default limit of positions of the windows into which comma
 MODEL_HELP = "GGUF file, or hf.co/OWNER/NAME:QUANT of the Hugging Face hub (default: the built-in model)"
 
 
-def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
-    """Returns a parser of integers in ``low..high``, whose error names the allowed values."""
+def whole_number(low: int, high: int = _LARGEST, special: str = "") -> Callable[[str], int]:
+    """Returns a parser of integers in ``low..high``, whose error names the allowed values. ``special`` is a
+    further value that the caller reads itself."""
+    also = f", or {special}" if special else ""
 
     def parse(text: str) -> int:
         try:
@@ -49,7 +51,7 @@ def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
         except ValueError:
             value = low - 1
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}{also}")
         return value
 
     return parse
@@ -57,17 +59,17 @@ def whole_number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
 
 def threads(text: str) -> int | None:
     """Parses a number of threads; -1 means the same as no option."""
-    return None if text == "-1" else whole_number(1, 1024)(text)
+    return None if text == "-1" else whole_number(1, 1024, "-1")(text)
 
 
 def context_size(text: str) -> int:
     """Parses a context size; 0 means all positions of the model."""
-    return 0 if text == "0" else whole_number(2)(text)
+    return 0 if text == "0" else whole_number(2, special="0")(text)
 
 
 def token_count(text: str) -> int:
     """Parses a limit of generated tokens; -1 means until the context is full."""
-    return _LARGEST if text in ("-1", "-2") else whole_number(1)(text)
+    return _LARGEST if text in ("-1", "-2") else whole_number(1, special="-1")(text)
 
 
 def number(text: str) -> float:
@@ -211,7 +213,7 @@ def add_model_options(
         "--sparsity",
         choices=SPARSITY_MODES,
         default="auto",
-        help="which neurons are computed (default: auto, which prints its choice)",
+        help="which neurons are computed (default: auto; --verbose prints its choice)",
     )
     add(
         "--predictor",

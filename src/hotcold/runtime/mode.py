@@ -43,7 +43,7 @@ def choose_mode(
     if config.whole:
         if auto:
             whole = ", so chosen experts are computed whole" if config.experts else ""
-            return SparsityMode("off", details=(f"sparsity auto is off: {config.whole}{whole}",))
+            return SparsityMode("off", details=(f"sparsity auto chooses off: {config.whole}{whole}",))
         seen = f"`sparsity={requested}`: {config.whole}"
         raise LoadError(f"{seen}, so no neuron can be skipped: use off or auto")
     whole_downs = _whole_downs(config)
@@ -72,7 +72,7 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
             facts = _facts(predictor, config, fingerprint)
             measured = facts.measured
             if measured and not measured.objection:
-                note = f"sparsity auto is predicted, by {name}: {measured.cost}, {measured.gain}"
+                note = f"sparsity auto chooses predicted, by {name}: {measured.cost}, {measured.gain}"
                 return SparsityMode("predicted", (note,), facts, reasons)
             if measured:
                 figures = f"{measured.cost}, {measured.gain}"
@@ -80,14 +80,16 @@ def _automatic(config: Config, model: Path, predictor: Path | None, fingerprint:
             else:
                 notes = (_not_measured(model, name, f"`measure={name}`"),)
     if reasons and all(down for down, n in zip(config.whole_downs, config.neurons, strict=True) if n):
-        return SparsityMode("off", notes, details=tuple(f"sparsity auto is off: {each}" for each in reasons))
+        details = tuple(f"sparsity auto chooses off: {each}" for each in reasons)
+        return SparsityMode("off", notes, details=details)
     return SparsityMode("exact", notes, details=reasons)
 
 
 def _not_measured(model: Path, name: str, option: str) -> str:
     command = f"hotcold fit-predictor -m {printable(model.name)} {option} -f TEXT -o NEW.predictor.gguf"
     return (
-        f"sparsity auto is exact: {name} has no measurement of its predictors; this measures them: {command}"
+        f"sparsity auto chooses exact: {name} has no measurement of its predictors; "
+        f"this measures them: {command}"
     )
 
 

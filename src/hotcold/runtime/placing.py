@@ -251,10 +251,10 @@ def _solve(
     ratio = costs.token(placement) / costs.token(last_layers(sizes, 0))
     sources = (each.source if each.machine else f"the preset {each.name}" for each in machines)
     source = " and ".join(dict.fromkeys(sources))
-    assumed = f"{source}, and {profile.source}"
     measured = all(each.machine for each in machines)
     measure = "" if measured or not gpu else "; hotcold doctor measures this machine"
-    note = f"neurons are placed for {assumed}: hotcold plan takes other figures (`hardware`){measure}"
+    planned = f"the division between CPU and GPU is planned for {source} (profile: {profile.source})"
+    note = f"{planned}: hotcold plan takes other figures (`hardware`){measure}"
     return _RatedPlacement(placement, sizes, profile, ratio, source, (unfit, note) if unfit else (note,))
 
 

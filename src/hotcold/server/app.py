@@ -1,12 +1,13 @@
 """The ASGI application: the routes behind the guard. Each dialect has its own form of errors."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hotcold.engine.request import RequestError
@@ -82,7 +83,7 @@ async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 405:
-        methods = sorted({*headers.get("Allow", "").replace(" ", "").split(","), "OPTIONS"} - {""})
+        methods = _allowed_methods(request)
         headers["Allow"] = ", ".join(methods)
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
@@ -97,3 +98,10 @@ async def _of_http(request: Request, error: Exception) -> Response:
     reply = error_reply(told, request.scope["path"])
     reply.headers.update(headers)
     return reply
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Returns the methods of all routes with the request's path. Starlette names only the first route's."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    same_path = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({"OPTIONS", *chain.from_iterable(route.methods or () for route in same_path)})

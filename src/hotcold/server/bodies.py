@@ -121,7 +121,7 @@ def _check_headers(request: Request, settings: Settings) -> str:
     if plain != "application/json" and (plain not in _PROGRAM_TYPES or from_browser(headers)):
         seen = f"Content-Type is {kind!r:.60}" if kind else "no Content-Type"
         raise APIError(f"{seen}: application/json is needed", status=415, code="unsupported_media_type")
-    coding = headers.get("content-encoding", "identity").strip().lower()
+    coding = ", ".join(headers.getlist("content-encoding")).strip().lower() or "identity"
     if coding not in _CODINGS:
         raise APIError(
             f"Content-Encoding is {coding!r:.60}: gzip, deflate and identity are allowed",

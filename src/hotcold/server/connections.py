@@ -12,8 +12,9 @@ from urllib.parse import unquote
 import h11
 from starlette.types import ASGIApp, Message
 
+from hotcold.engine.request import RequestError
 from hotcold.server.protocol.dialects import error_body
-from hotcold.server.protocol.errors import APIError
+from hotcold.server.protocol.errors import APIError, from_job
 from hotcold.server.protocol.json_parts import to_json
 from hotcold.server.rare_lines import RareLines
 from hotcold.server.settings import Settings
@@ -30,6 +31,8 @@ _SMALL_CHUNKS = "the body's chunks are too small: send larger ones, or Content-L
 _EMPTY_LINES = 8
 #: A valid prefix of the line before a chunk: its size, and extensions, which are ignored.
 _CHUNK_LINE = re.compile(rb"[0-9A-Fa-f]{1,20}[ \t]*(;[^\n]*)?\r?")
+#: The form in which h11 quotes a line.
+_BYTEARRAY = re.compile(r"bytearray\(b(.*)\)", re.DOTALL)
 #: Limit of refused connections that stay open for a moment, so that their clients can read the answer.
 REFUSED = 32
 _MOST_PIPELINED = 64 << 10  # bytes of further requests to read before an answer is complete
@@ -63,7 +66,8 @@ class _Framing(h11.Connection):
             return super().next_event()
         except h11.RemoteProtocolError as error:
             if self.reason == _NOT_HTTP:
-                self.reason = f"{_NOT_HTTP}: {printable(str(error), 100)}"
+                cause = _BYTEARRAY.sub(r"\1", str(error))
+                self.reason = f"{_NOT_HTTP}: {printable(cause, 100)}"
             raise
 
     def _extract_next_receive_event(self) -> Any:
@@ -273,6 +277,11 @@ class Connection(asyncio.Protocol):
         else:
             self._closing = True
 
+    def stop(self) -> None:
+        """Ends an incomplete answer: with an error if it has not begun, and otherwise by closing."""
+        if self._exchange is not None and not self._exchange.complete and not self._refused:
+            self._refuse(from_job(RequestError("the server was stopped", "closed")))
+
     def _watch(self) -> None:
         """Limits the time until the client has sent the rest of a head or a body, or its next request."""
         if self._refused:
@@ -347,7 +356,8 @@ class Exchange:
         if self.complete or self._disconnected or transport.is_closing():
             return
         if not self._begun:
-            error_500 = APIError("an internal error: see the server's log", status=500)
+            message = "an internal error: see the server's log"
+            error_500 = APIError(message, status=500, type="server_error", code="internal_error")
             transport.write(_response(error_500, self.scope["path"]))
         self._connection.close()
 

@@ -84,7 +84,8 @@ class HTTPServer:
         self._make = partial(Connection, app, settings, rare, self.connections, self.running)
 
     async def serve(self, sockets: Iterable[socket.socket], stop: asyncio.Event) -> None:
-        """Serves until ``stop`` is set; running answers then have a second to end."""
+        """Serves until ``stop`` is set. Running answers then have a second to end; the others get an error,
+        and a second to send it."""
         loop = asyncio.get_running_loop()
         servers = []
         for each in sockets:
@@ -95,12 +96,21 @@ class HTTPServer:
             server.close()
         for connection in [*self.connections]:
             connection.shut()
+        await self._wait_for_last_bytes()
+        for connection in [*self.connections]:
+            connection.stop()
+        for task in self.running:
+            task.cancel()
+        await self._wait_for_last_bytes()
+        for connection in [*self.connections]:
+            connection.transport.abort()
+
+    async def _wait_for_last_bytes(self) -> None:
+        """Waits until all connections are closed and all requests have ended, for a limited time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_BYTES_S):
                 while self.connections or self.running:
                     await asyncio.sleep(_LOOK_S / 10)
-        for task in self.running:
-            task.cancel()
 
 
 class _Run:
@@ -189,7 +199,9 @@ def http_server(
 
 
 def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
+    numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+    host, port = socket.getnameinfo(listening.getsockname(), numeric)  # with the zone of a link-local address
+    host = host.replace("%", "%25")
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -120,7 +120,7 @@ def listening_sockets(settings: Settings) -> list[socket.socket]:
     try:
         for family, address in addresses:
             with contextlib.suppress(_Absent):
-                sockets.append(_listen(family, str(address[0]), port))
+                sockets.append(_listen(family, (address[0], port, *address[2:])))
                 port = port or sockets[0].getsockname()[1]
         if not sockets:
             raise UserError(f"host {host!r}: this machine has no such address")
@@ -135,11 +135,13 @@ class _Absent(Exception):
     """Raised for an address that this machine does not have, such as ``::1`` without IPv6."""
 
 
-def _listen(family: int, host: str, port: int) -> socket.socket:
+def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
+    """Opens a socket at an address, which has the zone of a link-local one as its last value."""
     import errno
 
+    host, port = address[:2]
     try:
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server(address, family=family, backlog=BACKLOG)
         # asyncio sends small writes at once (TCP_NODELAY) only if the socket names its protocol.
         return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
     except OSError as error:
@@ -151,7 +153,7 @@ def _listen(family: int, host: str, port: int) -> socket.socket:
         if error.errno in (errno.EACCES, errno.EPERM):
             fix = "ports below 1024 are for the administrator: choose another port with --port"
             raise UserError(f"port {port} of {host} is not allowed for this user: {fix}") from None
-        raise UserError(f"port {port} of {host}: {error.strerror}") from None
+        raise UserError(f"port {port} of {host}: {os.strerror(error.errno or 0)}") from None
 
 
 def _check_public(settings: Settings, addresses: Sequence[str]) -> None:

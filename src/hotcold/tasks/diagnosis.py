@@ -20,7 +20,7 @@ GPU_FIGURES = ("GPU stream and masked rows", "link", "handshake")  #: figures th
 _TEXT = """\
 processor   {processor}
 ISA         {isa}
-fetching    {fetching} (prefetch distance in bytes, cache level)
+prefetch    {fetching} (distance in bytes, cache level)
 threads     {threads} (fast cores {fast_cores} of {physical_cores}, CPUs allowed {cpus}, CPU quota {quota})
 caches      {caches}
 memory      {memory} available
@@ -81,7 +81,7 @@ def facts(machine: dict[str, Any], gpus: Sequence[GPU], gpu: GPU | None, gpu_rea
     if gpu_reason:
         wrapped.append(f"{'GPU':<12}{gpu_reason}")
     for extra, modules in machine["missing_extras"].items():
-        wrapped.append(f"{'missing':<12}{command(extra)}, for {EXTRAS[extra].purpose}: {', '.join(modules)}")
+        wrapped.append(f"{'optional':<12}{command(extra)}, for {EXTRAS[extra].purpose}: {', '.join(modules)}")
     for line in wrapped:
         lines += textwrap.wrap(line, 80, subsequent_indent=12 * " ", break_on_hyphens=False)
     return _section(lines)

@@ -218,8 +218,7 @@ def fit_predictor(
     source = source_of(model)
     if not isinstance(source, LoadedModel):
         load_options["context"] = context
-    if method == "trained":
-        _check_experts(file_of(source))
+    _check_file(file_of(source), method)
     # Loading as predicted checks a PowerInfer file's own predictors before anything else.
     mode, predictors = "predicted" if method == "trained" else "exact", file_of(source)
     fixed = {"sparsity": mode, "predictor": predictors, "default_context": LONGEST_WINDOW, "gpu": OFF}
@@ -297,18 +296,20 @@ def _work_folder(
     return Path(work or f"{output}.work")
 
 
-def _check_experts(path: Path) -> None:
+def _check_file(path: Path, method: str) -> None:
+    """UserError: the model in a file cannot have predictors. The check comes before loading, whose message
+    would name a sparsity mode that the user did not choose."""
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-    if config.experts is not None:
+    if config.whole:  # the model may have zeros, but they depend on more than a neuron's own rows
+        raise UserError(f"{config.whole}: no neuron can be predicted")
+    if method == "trained" and config.experts is not None:
         seen = f"{printable(path.name)} has {config.experts.count} experts in a layer"
         raise UserError(f"{seen}: training needs layers without experts; use `method=svd`")
 
 
 def _check_layers(model: LoadedModel, method: str) -> None:
     config = model.config
-    if config.whole:  # the model may have zeros, but they depend on more than a neuron's own rows
-        raise UserError(f"{config.whole}: no neuron can be predicted")
     if method != "svd" and not all(config.neurons):
         seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
         raise UserError(f"{seen}: only `method=svd` can make predictors for the others")

@@ -104,7 +104,7 @@ def parse(body: object, facts: Facts) -> EmbeddingsCall:
 def job_of(values: Mapping[str, Any], facts: Facts) -> Job:
     """Returns the job of each text. Raises APIError if the model has no vectors, or none of this length."""
     if facts.pooling is None:
-        raise invalid(f"the model gives no embeddings: {facts.not_pooled}", "model", "unsupported_model")
+        raise invalid(facts.not_pooled, "model", "unsupported_model")
     dimensions, length = values["dimensions"], facts.meta["n_embd"]
     if dimensions is not None and dimensions > length:
         refuse("dimensions", dimensions, f"allowed are 1 to {length}, the size of the model's vectors")
