@@ -66,6 +66,7 @@ def rows() -> dict[str, Any]:
         try:
             whole = AutoConfig.for_model(model_type)
         except ValueError:  # a class of the publishers' own
+            print(f"{model_type}: transformers has no such class, so no defaults", file=sys.stderr)
             continue
         text = whole.get_text_config()
         found[text.model_type] = row_of(text)

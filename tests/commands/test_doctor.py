@@ -252,7 +252,7 @@ def test_mistakes(
 ) -> None:
     (tmp_path / "old").touch()
     assert cli.main(["doctor", "-o", str(tmp_path / "old")]) == 2
-    assert "a new file in a folder that exists is needed" in capsys.readouterr().err
+    assert "the file exists: give another name, or --force to replace it" in capsys.readouterr().err
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     assert cli.main(["doctor"]) == 2
     assert "cache folder 'here': set XDG_CACHE_HOME to an absolute path" in capsys.readouterr().err

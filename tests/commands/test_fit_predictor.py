@@ -289,8 +289,8 @@ def test_trained_predictors_of_a_powerinfer_file(text: Path, capsys: pytest.Capt
     ("line", "message"),
     [
         ("-f {text}", "the following arguments are required: -o/--output"),
-        ("-f {text} -o {text}", "text.txt: a new file in a folder that exists is needed"),
-        ("-f {text} -o no/such/file.gguf", "no/such/file.gguf: a new file in a folder that exists is needed"),
+        ("-f {text} -o {text}", "text.txt: the file exists: give another name, or --force to replace it"),
+        ("-f {text} -o no/such/file.gguf", "no/such/file.gguf: no/such is not a folder: create it first"),
         ("-f {text} -o new.gguf --recall 1.5", "--recall is 1.5: above 0 and at most 1 is needed"),
         ("-f {text} -o new.gguf --recall 0", "--recall is 0.0: above 0 and at most 1 is needed"),
         ("-f {text} -o new.gguf --max-share 0", "--max-share is 0.0: above 0 and at most 1 is needed"),

@@ -34,7 +34,7 @@ def test_a_file_and_a_line(capsys: pytest.CaptureFixture[str], text: Path, tmp_p
     found = read_imatrix(path)
     assert (found.datasets, found.chunks, found.chunk_size) == (("text.txt",), 2, 64)
     assert main(args) == 2
-    assert "a new file in a folder that exists is needed" in capsys.readouterr().err
+    assert "the file exists: give another name, or --force to replace it" in capsys.readouterr().err
 
 
 def test_experts_that_no_token_chose(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_placement_is_written_and_judged(tmp_path: Path, capsys: pytest.Captur
     assert cli.main(["plan", *line.split()[:4], "--vram-budget", "4", "--placement", str(path)]) == 2
     assert "x.gpuidx needs 4608MiB: --vram-budget is 4GiB" in capsys.readouterr().err
     assert cli.main(["plan", *line.split(), "-o", str(path)]) == 2
-    assert "a new file in a folder that exists is needed" in capsys.readouterr().err
+    assert "the file exists: give another name, or --force to replace it" in capsys.readouterr().err
 
 
 def test_a_profile_moves_the_neurons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

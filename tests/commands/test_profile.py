@@ -151,10 +151,10 @@ def test_powerinfers_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         ("-o x", "one of the arguments -f/--file --import is required"),
         ("-f text --import in -o x", "not allowed with argument"), ("-f text", "are required: -o/--output"),
-        ("-f text -o text", "argument -o/--output: text: a new file in a folder that exists is needed"),
-        ("-f text -o no/x", "exists is needed; there is no folder no"),
+        ("-f text -o text", "text: the file exists: give another name, or --force to replace it"),
+        ("-f text -o no/x", "no/x: no is not a folder: create it first"),
         ("-f text -o x --tokens 0", "number from 1"),
-        ("-f text -o x --picture text", "text: a new file in a folder that exists is needed; this"),
+        ("-f text -o x --picture text", "text: the file exists: give another name, or"),
         ("-f text -o x -m silu.gguf", "activation silu gives no zeros: relu, drelu, relu2 can be profiled"),
         ("-f empty -o x", "the text has 0 tokens: at least 1 needed"), ("-f no -o x", "no: No such file"),
         ("--import no -o x", "No such file"), ("--import text -o x", "Not a directory"),

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.formats.files import FileError, RegularFile, check_output, replacing
+from hotcold.errors import UserError
+from hotcold.formats.files import FileError, RegularFile, check_output, output_file, replacing, write_text
 
 
 def test_reads_are_positional(tmp_path: Path) -> None:
@@ -119,6 +120,28 @@ def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
         file.write(b"")
     (tmp_path / "usual").touch()
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_text_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    write_text(path, "Käse\n")
+    assert path.read_bytes() == b"K\xc3\xa4se\n"
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half of a pair: \ud800")
+    assert path.read_bytes() == b"K\xc3\xa4se\n" and os.listdir(tmp_path) == ["text"]
+    with pytest.raises(UserError, match=r"no.folder: cannot be written"):
+        write_text(tmp_path / "no" / "folder", "")
+
+
+def test_an_output_is_no_file_that_is_read(tmp_path: Path) -> None:
+    """Links to the file are found, and inputs that are no paths do not matter."""
+    path, link = tmp_path / "a", tmp_path / "b"
+    path.touch()
+    link.symlink_to(path)
+    for inputs in ([path], [None, str(path)], ["a\0b", "x" * 5000, link]):
+        with pytest.raises(UserError, match=r"a: the new file would replace the one that is read"):
+            output_file(path, force=True, inputs=inputs)
+    assert output_file(str(path), force=True, inputs=[None, "text", tmp_path / "no"]) == path
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "folder", "n" * 300])

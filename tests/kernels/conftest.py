@@ -34,6 +34,12 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return open_one(str(request.param))
 
 
+@pytest.fixture(params=["reference", *(f"cpu-{isa}" for isa in ISAS)])
+def cpu_backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend of the CPU, for ops without a shader and for tests that have other cases for GPUs."""
+    return open_one(str(request.param))
+
+
 @pytest.fixture(params=[*(f"cpu-{isa}" for isa in ISAS), *VULKAN])
 def open_exact(request: pytest.FixtureRequest) -> Callable[..., Backend]:
     """Opens each backend whose rows have the same bits in every batch, with a number of threads (2), which
@@ -79,7 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _backend_of(item: pytest.Item) -> str:
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return str(params.get("backend", params.get("open_exact", "")))
+    return next(
+        (str(params[name]) for name in ("backend", "cpu_backend", "open_exact") if name in params), ""
+    )
 
 
 def _shaders_lack(item: pytest.Item) -> bool:

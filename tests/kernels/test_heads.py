@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.backends import ISAS, open_one
 from support.op_truth import plain_batch, random_rows, random_tensor, rng, weights_of
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
@@ -16,13 +15,6 @@ from hotcold.kernels.backend import Backend, Batch, BatchLimits, ExpertGroups, F
 from hotcold.kernels.gpu import StepShape
 from hotcold.kernels.numpy_matrix import quantise_input
 from hotcold.kernels.processor import scratch_bytes
-
-
-@pytest.fixture(params=["reference", *(f"cpu-{isa}" for isa in ISAS)])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """Makes each backend on CPUs; support/vulkan/head_cases.py has cases for GPUs."""
-    return open_one(str(request.param))
-
 
 #: heads, rows of each, columns, and values of a head of x
 SHAPES = ((1, 5, 32, 32), (3, 40, 64, 96), (4, 10, 16, 24), (2, 100, 128, 130), (2, 7, 12, 12))
@@ -52,15 +44,17 @@ def test_scratch_of_inputs_of_heads_is_counted(type: str, columns: int) -> None:
     assert scratch_bytes(replace(shape, head_columns=())) < max(own)
 
 
-def test_each_head_has_its_factors(backend: Backend) -> None:
+def test_each_head_has_its_factors(cpu_backend: Backend) -> None:
     """Rows of types that are opened may have factors."""
     heads, each, columns, n = 3, 5, 64, 2
     tensor = random_tensor(rng("factors"), "NVFP4", heads * each, columns)
     tensor = replace(tensor, factors=rng("factor").uniform(0.5, 2, heads * each).astype(np.float32))
     x = random_rows(rng("x", heads), n * heads, columns).reshape(n, heads, columns)
-    batch = plain_batch(backend, n, 0)
-    out = backend.zeros((batch.limits.tokens, heads, each))
-    backend.linear_heads(filled(backend, batch.limits.tokens, x), backend.matrix(tensor), batch, out)
+    batch = plain_batch(cpu_backend, n, 0)
+    out = cpu_backend.zeros((batch.limits.tokens, heads, each))
+    cpu_backend.linear_heads(
+        filled(cpu_backend, batch.limits.tokens, x), cpu_backend.matrix(tensor), batch, out
+    )
     codes, scales = quantise_input(x)
     weights = tensor.dequantise().reshape(heads, each, columns).astype(np.float64)
     expected = np.einsum("hij,thj->thi", weights, (codes * scales).reshape(x.shape))
@@ -69,19 +63,19 @@ def test_each_head_has_its_factors(backend: Backend) -> None:
 
 @pytest.mark.parametrize("type", ["F32", "F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_each_head_has_its_rows(backend: Backend, shape: tuple[int, int, int, int], type: str) -> None:
+def test_each_head_has_its_rows(cpu_backend: Backend, shape: tuple[int, int, int, int], type: str) -> None:
     heads, each, columns, width = shape
     if type in ("Q8_0", "Q4_0") and columns % 32:
         pytest.skip("no whole blocks")
     tensor = random_tensor(rng("heads", type), type, heads * each, columns)
-    matrix, weights = backend.matrix(tensor), weights_of(tensor).reshape(heads, each, columns)
+    matrix, weights = cpu_backend.matrix(tensor), weights_of(tensor).reshape(heads, each, columns)
     alone: Floats | None = None
     for decode, prompt in ((1, 0), (3, 2), (0, 1), (0, 19), (16, 40)):
         n = decode + prompt
         x = random_rows(rng("x", heads), n * heads, width).reshape(n, heads, width)
-        batch = plain_batch(backend, decode, prompt)
-        out = backend.zeros((batch.limits.tokens, heads, each))
-        backend.linear_heads(filled(backend, batch.limits.tokens, x), matrix, batch, out)
+        batch = plain_batch(cpu_backend, decode, prompt)
+        out = cpu_backend.zeros((batch.limits.tokens, heads, each))
+        cpu_backend.linear_heads(filled(cpu_backend, batch.limits.tokens, x), matrix, batch, out)
         read = np.ascontiguousarray(x[..., width - columns :])
         if tensor.type.weights > 1:
             codes, scales = quantise_input(read)
@@ -91,29 +85,29 @@ def test_each_head_has_its_rows(backend: Backend, shape: tuple[int, int, int, in
         assert not out[n:].any()
         first = np.array(out[:1])
         alone = first if alone is None else alone
-        if backend.name == "cpu":
+        if cpu_backend.name == "cpu":
             np.testing.assert_array_equal(first, alone)
 
 
-def test_values_of_heads_are_joined(backend: Backend) -> None:
-    batch = plain_batch(backend, 2, 3)
+def test_values_of_heads_are_joined(cpu_backend: Backend) -> None:
+    batch = plain_batch(cpu_backend, 2, 3)
     x, y = (random_rows(rng("join", n), 5 * 3, n).reshape(5, 3, n) for n in (8, 5))
     rows = batch.limits.tokens
-    out = backend.zeros((rows, 3, 13))
-    backend.join_heads(filled(backend, rows, x), filled(backend, rows, y), batch, out)
+    out = cpu_backend.zeros((rows, 3, 13))
+    cpu_backend.join_heads(filled(cpu_backend, rows, x), filled(cpu_backend, rows, y), batch, out)
     np.testing.assert_array_equal(out[:5], np.concatenate([x, y], -1))
     assert not out[5:].any()
 
 
-def test_what_does_not_fit_is_refused(backend: Backend) -> None:
-    batch = plain_batch(backend, 1)
-    matrix = backend.matrix(random_tensor(rng(), "F32", 12, 8))
-    biased = backend.matrix(random_tensor(rng(), "F32", 12, 8), np.ones(12, np.float32))
+def test_what_does_not_fit_is_refused(cpu_backend: Backend) -> None:
+    batch = plain_batch(cpu_backend, 1)
+    matrix = cpu_backend.matrix(random_tensor(rng(), "F32", 12, 8))
+    biased = cpu_backend.matrix(random_tensor(rng(), "F32", 12, 8), np.ones(12, np.float32))
 
     def out_buffer(*shape: int) -> Any:
-        return backend.zeros((batch.limits.tokens, *shape))
+        return cpu_backend.zeros((batch.limits.tokens, *shape))
 
-    backend.linear_heads(out_buffer(3, 8), matrix, batch, out_buffer(3, 4))
+    cpu_backend.linear_heads(out_buffer(3, 8), matrix, batch, out_buffer(3, 4))
     for weights, x, out in (
         (biased, out_buffer(3, 8), out_buffer(3, 4)),
         (matrix, out_buffer(3, 7), out_buffer(3, 4)),
@@ -123,11 +117,11 @@ def test_what_does_not_fit_is_refused(backend: Backend) -> None:
         (matrix, out_buffer(3, 8), out_buffer(3, 4)[:0]),
     ):
         with pytest.raises(ValueError):
-            backend.linear_heads(x, weights, batch, out)
+            cpu_backend.linear_heads(x, weights, batch, out)
     with pytest.raises(ValueError):
-        backend.join_heads(out_buffer(3, 2), out_buffer(3, 4), batch, out_buffer(3, 7))
+        cpu_backend.join_heads(out_buffer(3, 2), out_buffer(3, 4), batch, out_buffer(3, 7))
     with pytest.raises(ValueError):
-        backend.join_heads(out_buffer(3, 2), out_buffer(2, 4), batch, out_buffer(3, 6))
+        cpu_backend.join_heads(out_buffer(3, 2), out_buffer(2, 4), batch, out_buffer(3, 6))
 
 
 GROUPS = (ExpertGroups(4, 2), ExpertGroups(8, 3, 1), ExpertGroups(8, 8), ExpertGroups(16, 4, 2))
@@ -136,20 +130,22 @@ GROUPS = (ExpertGroups(4, 2), ExpertGroups(8, 3, 1), ExpertGroups(8, 8), ExpertG
 @pytest.mark.parametrize("groups", GROUPS, ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-def test_experts_of_the_best_groups(backend: Backend, groups: ExpertGroups, biased: bool, score: str) -> None:
+def test_experts_of_the_best_groups(
+    cpu_backend: Backend, groups: ExpertGroups, biased: bool, score: str
+) -> None:
     """Brute force: the ranks of groups by sorting, then the best ranks in the chosen groups."""
     experts, n, k = 32, 11, 4
     weights = random_rows(rng("groups", experts), experts, experts)
     bias = random_rows(rng("bias"), 1, experts)[0] if biased else None
-    batch = plain_batch(backend, 4, n - 4)
+    batch = plain_batch(cpu_backend, 4, n - 4)
     rows = batch.limits.tokens
     x = random_rows(rng("rows"), n, experts)
-    ids, factors = backend.zeros((rows, k), np.int32), backend.zeros((rows, k))
+    ids, factors = cpu_backend.zeros((rows, k), np.int32), cpu_backend.zeros((rows, k))
     options: dict[str, Any] = {} if bias is None else {"selection_bias": bias}
-    matrix = backend.matrix(quantise(weights, "F32"))
-    backend.router(
+    matrix = cpu_backend.matrix(quantise(weights, "F32"))
+    cpu_backend.router(
         RouterCall(
-            filled(backend, rows, x),
+            filled(cpu_backend, rows, x),
             matrix,
             batch,
             ids,
@@ -187,13 +183,13 @@ def test_experts_of_the_best_groups(backend: Backend, groups: ExpertGroups, bias
     ],
     ids=str,
 )
-def test_groups_that_do_not_fit_are_refused(backend: Backend, groups: ExpertGroups, message: str) -> None:
-    batch = plain_batch(backend, 1)
+def test_groups_that_do_not_fit_are_refused(cpu_backend: Backend, groups: ExpertGroups, message: str) -> None:
+    batch = plain_batch(cpu_backend, 1)
     rows = batch.limits.tokens
-    matrix = backend.matrix(random_tensor(rng(), "F32", 32, 8))
-    ids, factors = backend.zeros((rows, 4), np.int32), backend.zeros((rows, 4))
+    matrix = cpu_backend.matrix(random_tensor(rng(), "F32", 32, 8))
+    ids, factors = cpu_backend.zeros((rows, 4), np.int32), cpu_backend.zeros((rows, 4))
     with pytest.raises(ValueError, match=message):
-        backend.router(RouterCall(
-            backend.zeros((rows, 8)), matrix, batch, ids, factors, k=4, score="sigmoid", normalise=True,
+        cpu_backend.router(RouterCall(
+            cpu_backend.zeros((rows, 8)), matrix, batch, ids, factors, k=4, score="sigmoid", normalise=True,
             scale=1.0, groups=groups,
         ))  # fmt: skip

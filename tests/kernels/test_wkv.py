@@ -17,11 +17,6 @@ from hotcold.kernels.backend import Backend, Batch, Wkv7Call
 _EPS = 64e-5
 
 
-@pytest.fixture(params=("reference", *(f"cpu-{isa}" for isa in ISAS)))
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_one(str(request.param))
-
-
 def shift_case(channels: int, count: int) -> Case:
     random = rng("token_shift", channels, count)
     mixes = random.random((count, channels), np.float32)
@@ -74,18 +69,18 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]()
 
 
-def test_whole_sequences(backend: Backend, case: Case) -> None:
-    outs, state = case.whole(backend)
+def test_whole_sequences(cpu_backend: Backend, case: Case) -> None:
+    outs, state = case.whole(cpu_backend)
     case.check(outs, state, "whole")
     assert np.isnan(state[len(LENGTHS) :]).all()
 
 
-def test_steps_of_any_size_give_the_same_bits(backend: Backend, case: Case) -> None:
-    wanted, kept = case.whole(backend)
-    state, outs = case.new_state(backend), [np.zeros_like(each) for each in wanted]
+def test_steps_of_any_size_give_the_same_bits(cpu_backend: Backend, case: Case) -> None:
+    wanted, kept = case.whole(cpu_backend)
+    state, outs = case.new_state(cpu_backend), [np.zeros_like(each) for each in wanted]
     last = [-1, -1, -1]
     for decode, prompt in random_steps(rng("steps", 0)):
-        rows = case.step(backend, decode, prompt, state)
+        rows = case.step(cpu_backend, decode, prompt, state)
         for piece, values in zip([*decode, *prompt], rows, strict=True):
             outs[piece.sequence][piece.start : piece.start + piece.rows] = values
             last[piece.sequence] = piece.state_to
@@ -94,15 +89,15 @@ def test_steps_of_any_size_give_the_same_bits(backend: Backend, case: Case) -> N
         np.testing.assert_array_equal(state[last[i]], kept[i])
 
 
-def test_the_state_after_each_row_that_decodes(backend: Backend, case: Case) -> None:
+def test_the_state_after_each_row_that_decodes(cpu_backend: Backend, case: Case) -> None:
     """Guesses: a sequence continues from the state after any of them, which may be in the slot of the
     first."""
-    wanted, kept = case.whole(backend)
-    state = case.new_state(backend)
-    case.step(backend, [], [Piece(0, 0, 4, state_to=0)], state)
-    rows = case.step(backend, [Piece(0, 4, 4, 0, (3, 0, 5, 6))], [], state)
+    wanted, kept = case.whole(cpu_backend)
+    state = case.new_state(cpu_backend)
+    case.step(cpu_backend, [], [Piece(0, 0, 4, state_to=0)], state)
+    rows = case.step(cpu_backend, [Piece(0, 4, 4, 0, (3, 0, 5, 6))], [], state)
     np.testing.assert_array_equal(rows[0], wanted[0][4:8])
-    rows = case.step(backend, [], [Piece(0, 6, LENGTHS[0] - 6, 0, 1)], state)
+    rows = case.step(cpu_backend, [], [Piece(0, 6, LENGTHS[0] - 6, 0, 1)], state)
     np.testing.assert_array_equal(rows[0], wanted[0][6:])
     np.testing.assert_array_equal(state[1], kept[0])
 
@@ -117,17 +112,17 @@ def test_any_number_of_threads_gives_the_same_bits(isa: str, case: Case) -> None
 
 @pytest.mark.parametrize("activation", ["sigmoid", "tanh"])
 @pytest.mark.parametrize("width", [1, 7, 2100])
-def test_activate(backend: Backend, activation: str, width: int) -> None:
+def test_activate(cpu_backend: Backend, activation: str, width: int) -> None:
     x = random_rows(rng("activate", width), 5, width) * 4
-    batch = plain_batch(backend, 2, 3)
-    own, out = (backend.zeros((batch.limits.tokens, width)) for _ in range(2))
+    batch = plain_batch(cpu_backend, 2, 3)
+    own, out = (cpu_backend.zeros((batch.limits.tokens, width)) for _ in range(2))
     own[:], out[:] = np.nan, 7
     own[:5] = x
-    backend.activate(own, batch, out, activation=activation)
+    cpu_backend.activate(own, batch, out, activation=activation)
     wanted = {"sigmoid": np.vectorize(sigmoid), "tanh": np.tanh}[activation](x.astype(np.float64))
     Answer(wanted).check(out[:5])
     assert (out[5:] == 7).all()
-    backend.activate(own, batch, own, activation=activation)
+    cpu_backend.activate(own, batch, own, activation=activation)
     np.testing.assert_array_equal(own[:5], out[:5])
 
 
@@ -152,7 +147,7 @@ def test_activate(backend: Backend, activation: str, width: int) -> None:
         ("wkv7", {"out": (5, 2, 2)}),
     ],
 )
-def test_what_does_not_fit_is_refused(backend: Backend, op: str, change: dict[str, Any]) -> None:
+def test_what_does_not_fit_is_refused(cpu_backend: Backend, op: str, change: dict[str, Any]) -> None:
     six = 5, 2, 3
     shapes: dict[str, dict[str, Any]] = {
         "activate": {"x": (5, 4), "out": (5, 4), "activation": "tanh"},
@@ -165,14 +160,14 @@ def test_what_does_not_fit_is_refused(backend: Backend, op: str, change: dict[st
     def made(each: Any) -> Any:
         if isinstance(each, list):
             return [made(one) for one in each]
-        return backend.zeros(each) if isinstance(each, tuple) else each
+        return cpu_backend.zeros(each) if isinstance(each, tuple) else each
 
     def run(**other: Any) -> None:
         values = {name: made(each) for name, each in {**shapes[op], **other}.items()}
         if op == "wkv7":
-            backend.wkv7(Wkv7Call(batch=batch, **values))
+            cpu_backend.wkv7(Wkv7Call(batch=batch, **values))
         else:
-            getattr(backend, op)(batch=batch, **values)
+            getattr(cpu_backend, op)(batch=batch, **values)
 
     run()
     with pytest.raises(ValueError):

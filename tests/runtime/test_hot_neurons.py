@@ -373,7 +373,7 @@ def test_convert_says_what_it_is_worth(
     for more, needed in (
         (["--force", "--type", "q8_0"], "--hot-first only changes the order of neurons: leave out --type"),
         (["--force", "-f", str(profile)], "--hot-first does not change results: leave out -f"),
-        ([], "new.profile.gguf: a new file in a folder that exists is needed"),
+        ([], "new.gguf: the file exists: give another name, or --force to replace it"),
     ):
         assert cli.main([*args, *more]) == 2
         assert needed in capsys.readouterr().err

@@ -28,6 +28,7 @@ from hotcold.server.protocol import (
     ollama_models,
     props,
     responses,
+    sampling,
     tokens,
 )
 from hotcold.server.protocol.dialects import anthropic_error, ollama_error
@@ -267,6 +268,11 @@ def test_the_documentation_has_these_tables(each: openapi.Operation, repository:
     table = openapi.table(each.fields)
     assert f"`{each.method} {each.path}`" in text
     assert table in text, table
+
+
+def test_the_documentation_states_the_order_of_samplers(repository: Path) -> None:
+    text = " ".join((repository / "docs" / "http_api.md").read_text(encoding="utf-8").split())
+    assert f"**Samplers** run in the order {', '.join(sampling.SAMPLERS)}. " in text
 
 
 def test_the_routes_are_those_that_are_described() -> None:

@@ -38,7 +38,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.from_cache and second.hardware == first.hardware
     assert f"figures from {second.cache}; `again` measures anew" in second.notes
     assert not hotcold.doctor(gpu="off", again=True).from_cache
-    with pytest.raises(UserError, match="a new file in a folder that exists is needed"):
+    with pytest.raises(UserError, match="the file exists: give another name, or `force` to replace it"):
         hotcold.doctor(output=tmp_path / "a.json")
 
 

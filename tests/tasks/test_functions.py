@@ -140,7 +140,9 @@ def test_a_placement_is_written_where_asked(folder: Path) -> None:
     assert again.objective == "given" and replace(again, objective="time").report() == plan.report()
     read = read_placement(folder / "x.gpuidx", plan.sizes)
     assert read.where == plan.placement.where
-    with pytest.raises(UserError, match=r"x\.gpuidx: a new file in a folder that exists is needed"):
+    with pytest.raises(
+        UserError, match=r"x\.gpuidx: the file exists: give another name, or `force` to replace it"
+    ):
         hotcold.plan(output="x.gpuidx")
 
 
@@ -247,7 +249,7 @@ def test_predictors_are_what_the_command_prints(
     for wrong, message in (
         ({"method": "svm"}, "method 'svm': choose from svd, train, trained"),
         ({"tokens": 1}, "tokens is 1: allowed are the whole numbers 2 to"),
-        ({"output": "two.gguf"}, r"two\.gguf: a new file in a folder that exists is needed"),
+        ({"output": "two.gguf"}, r"two\.gguf: the file exists: give another name, or `force` to replace it"),
         ({"method": "trained"}, "this file has no predictor"),
     ):
         with pytest.raises(UserError, match=message):

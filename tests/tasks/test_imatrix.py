@@ -179,7 +179,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     again = read_imatrix(path)
     assert again.keys() == found.keys()
     assert all(np.array_equal(again[name].sums, found[name].sums) for name in found)
-    with pytest.raises(UserError, match="a new file in a folder that exists is needed"):
+    with pytest.raises(UserError, match="the file exists: give another name, or `force` to replace it"):
         imatrix(None, TEXT, output=path)
     path.unlink()
     run = Session.run

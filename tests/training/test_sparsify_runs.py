@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import multiprocessing
+import os
 import shutil
 import signal
 import sys
@@ -137,6 +138,20 @@ def test_sigterm_at_any_moment(moments: int, text: Source, tmp_path: Path) -> No
     assert weights(stopped) == weights(tmp_path / "whole")
     logged = [line["step"] for line in map(json.loads, log.read_text().splitlines()) if "loss" in line]
     assert logged == list(range(1, steps + 1))
+
+
+def test_the_log_of_another_run_is_kept_without_force(text: Source, tmp_path: Path) -> None:
+    log, short = tmp_path / "log.jsonl", replace(OPTIONS, tokens=128, distil=0.0)
+    for old in ("notes", '{"step": 0}\n{"step": 1}\n'):
+        log.write_text(old, encoding="utf-8")
+        with pytest.raises(UserError, match=r"log\.jsonl: the file exists: give another name, or `force`"):
+            sparsify(LLAMA, [text], tmp_path / "new", short, log=log)
+        assert log.read_text(encoding="utf-8") == old and os.listdir(tmp_path) == ["log.jsonl"]
+    with pytest.raises(UserError, match="would replace the one that is read"):
+        sparsify(LLAMA, [text], tmp_path / "new", short, log=text.path, force=True)
+    sparsify(LLAMA, [text], tmp_path / "new", short, log=log, force=True)
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert {line["step"] for line in lines} == {1}
 
 
 def test_more_tokens_continue_an_ended_run(text: Source, tmp_path: Path) -> None:

@@ -45,12 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"at most N draft tokens per sequence and step (default: {DRAFT_MAX})",
     )
-    add(
+    options.add_output(
+        parser,
         "--timeline",
-        type=options.file_path,
         metavar="FILE",
         help="run one more round and write a Chrome trace of when the GPU and the CPU worked and waited",
     )
+    options.add_force(parser)
     options.add_model_options(parser)
     options.add_json_option(parser)
 
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             draft=args.draft,
             draft_max=args.draft_max,
             timeline=args.timeline,
+            force=args.force,
             progress=advance,
             **options.model_options(args),
         )

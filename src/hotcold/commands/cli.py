@@ -121,6 +121,9 @@ def _run_verb(name: str, argv: list[str]) -> int:
         return int(done.code or 0)
     for note in parser.notes:
         _say(f"note: {note}")
+    from hotcold.commands.options import check_outputs
+
+    check_outputs(args)
     code: int = module_of(name).run(args)
     return code
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hotcold.chat.messages import Message, check_messages, content_text
 from hotcold.errors import UserError
-from hotcold.formats.files import naming, replacing
+from hotcold.formats.files import write_text
 from hotcold.tasks.texts import read_text
 from hotcold.values import printable
 
@@ -57,9 +57,7 @@ class Conversation:
         conversation."""
         if path.exists() and path != self._file:
             raise UserError(f"{printable(str(path), 4096)} exists already: choose another name")
-        text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
-        with naming(path, UserError), replacing(path) as file:
-            file.write(text.encode() + b"\n")
+        write_text(path, json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1) + "\n")
         self._file = path
 
     def load(self, path: Path) -> None:

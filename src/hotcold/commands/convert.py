@@ -26,11 +26,11 @@ _NOT_HOT_FIRST = ("type", "down", "predictors", "format", "take_predictors")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", type=options.file_path, metavar="IN", help="folder of a checkpoint, or a GGUF file")
-    add("out", nargs="?", type=options.file_path, metavar="OUT", help="the same as --output")
-    add(
+    options.add_output(parser, "out", nargs="?", metavar="OUT", help="the same as --output")
+    options.add_output(
+        parser,
         "-o",
         "--output",
-        type=options.file_path,
         metavar="FILE",
         help="file to write (default for a checkpoint: ./NAME-TYPE.gguf)",
     )
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of PowerInfer's predictors (model_0.pt, ...) to put into the file; for a GGUF file "
         "also a predictor file of hotcold fit-predictor; the output is then in PowerInfer's format",
     )
-    add("--force", action="store_true", help="replace the output file if it exists")
+    options.add_force(parser)
     options.add_json_option(parser)
     group = parser.add_argument_group("checkpoints")
     group.add_argument(
@@ -76,11 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("gguf", "powerinfer"),
         help="format of OUT (default: that of IN; powerinfer with --predictors)",
     )
-    group.add_argument(
+    options.add_output(
+        group,
         "--take-predictors",
-        type=options.file_path,
         metavar="FILE",
-        help="move the predictors of IN to this new file; OUT has none",
+        help="move the predictors of IN to this file; OUT has none",
     )
     group.add_argument(
         "--hot-first",

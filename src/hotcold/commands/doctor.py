@@ -11,13 +11,14 @@ from hotcold.commands.progress import phases
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="measure again, even if figures are cached")
-    parser.add_argument(
+    options.add_output(
+        parser,
         "-o",
         "--output",
-        type=options.new_file,
         metavar="FILE",
-        help="also write the figures to this new file, for hotcold plan --hardware",
+        help="also write the figures to this file, for hotcold plan --hardware",
     )
+    options.add_force(parser)
     parser.add_argument(
         "--disk",
         type=options.file_path,
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
             gpu=args.gpu,
             again=args.again,
             output=args.output,
+            force=args.force,
             disk=args.disk,
             progress=advance,
             show=lambda section: print(in_flags(section), flush=True),

@@ -19,7 +19,8 @@ from hotcold.training.options import TrainOptions
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, path, number = parser.add_argument, options.file_path, options.number
     add("-f", "--file", type=path, required=True, metavar="TEXT", help="UTF-8 text file to fit to")
-    add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="file to write")
+    options.add_output(parser, "-o", "--output", required=True, metavar="FILE", help="file to write")
+    options.add_force(parser)
     add(
         "--method",
         choices=tuple(INPUTS),
@@ -162,6 +163,7 @@ def _measure(args: argparse.Namespace, model: Path | None) -> int:
             cache_type=options.cache_type(args),
             backend=args.backend,
             output=args.output,
+            force=args.force,
             progress=advance,
         )
     print(in_flags("\n".join(cost.verdict)))
@@ -191,6 +193,7 @@ def run(args: argparse.Namespace) -> int:
             cache_type=options.cache_type(args),
             backend=args.backend,
             output=args.output,
+            force=args.force,
             work=args.work,
             training=_training(args),
             progress=advance,

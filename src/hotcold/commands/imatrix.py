@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=options.MODEL_HELP,
     )
     add("-f", "--file", type=options.file_path, required=True, metavar="TEXT", help="UTF-8 text file")
-    add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="file to write")
+    options.add_output(parser, "-o", "--output", required=True, metavar="FILE", help="file to write")
+    options.add_force(parser)
     add(
         "--chunks",
         type=options.whole_number(1),
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
             cache_type=options.cache_type(args),
             backend=args.backend,
             output=args.output,
+            force=args.force,
             progress=advance,
         )
     seconds = time.perf_counter() - start

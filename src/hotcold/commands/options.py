@@ -14,6 +14,7 @@ from hotcold.commands.command_line import MODEL_ARGUMENT
 from hotcold.commands.flags import in_flags
 from hotcold.commands.progress import DOWNLOADING, LOADING, progress
 from hotcold.errors import UserError
+from hotcold.formats.files import output_file
 from hotcold.hub import names as hub_names
 from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
@@ -22,7 +23,6 @@ from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
 from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES
 from hotcold.runtime.pooling import POOLINGS
-from hotcold.tasks import texts as files
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import read_text as read_text
 from hotcold.values import printable, read_size
@@ -114,12 +114,28 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def new_file(text: str) -> Path:
-    """Parses a path to write to. Refuses an existing file before any work."""
-    try:
-        return files.new_file(file_path(text))
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def add_output(parser: argparse._ActionsContainer, *flags: str, **settings: Any) -> None:
+    """Adds an option or argument that names a file to write. :func:`check_outputs` reads its value."""
+    name = parser.add_argument(*flags, type=file_path, **settings).dest
+    parser.set_defaults(outputs=(*(parser.get_default("outputs") or ()), name))
+
+
+def add_force(parser: argparse._ActionsContainer) -> None:
+    """Adds ``--force``, which allows to replace the files of :func:`add_output`."""
+    parser.add_argument("--force", action="store_true", help="replace output files that exist")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Checks all files that a command will write, before its work and before downloads. UserError: a file
+    exists and ``--force`` is missing, the command reads the file, or it cannot be written."""
+    values = vars(args)
+    names = values.get("outputs", ())
+    inputs = [value for name, value in values.items() if name not in names and isinstance(value, Path)]
+    outputs = [values[name] for name in names if values[name] is not None]
+    for path in outputs:
+        output_file(path, force=args.force, inputs=inputs)
+    if len({path.resolve() for path in outputs}) < len(outputs):
+        raise UserError(f"{printable(str(outputs[0]), 4096)}: two outputs have this name: give two names")
 
 
 def model_file(text: str) -> Path:

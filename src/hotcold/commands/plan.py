@@ -80,13 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="predict the speed of this .gpuidx file instead of planning",
     )
-    add(
+    options.add_output(
+        parser,
         "-o",
         "--output",
-        type=options.new_file,
         metavar="FILE",
         help="write the placement to this .gpuidx file",
     )
+    options.add_force(parser)
     options.add_json_option(parser)
 
 
@@ -110,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         objective=args.objective,
         placement=args.placement,
         output=args.output,
+        force=args.force,
     )
     print(plan)
     return options.end(args, plan.report())

@@ -6,6 +6,7 @@ import argparse
 import hotcold
 from hotcold.commands import control_tokens, options
 from hotcold.commands.progress import phases
+from hotcold.formats.files import write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder with PowerInfer's counts (activation_0.pt, ...), whose pickles are not executed",
     )
-    add("-o", "--output", type=options.new_file, required=True, metavar="FILE", help="file to write")
-    add(
+    options.add_output(parser, "-o", "--output", required=True, metavar="FILE", help="file to write")
+    options.add_output(
+        parser,
         "--picture",
-        type=options.new_file,
         metavar="FILE",
         help="write an SVG picture of how often the neurons of each layer are active",
     )
+    options.add_force(parser)
     add(
         "--tokens",
         type=options.whole_number(1),
@@ -54,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
             cache_type=options.cache_type(args),
             backend=args.backend,
             output=args.output,
+            force=args.force,
             progress=advance,
         )
     if args.picture:
-        args.picture.write_text(profile.picture(), encoding="utf-8")
+        write_text(args.picture, profile.picture())
     if profile.setup:
         options.print_notes(profile.setup.notes)
     print(profile)

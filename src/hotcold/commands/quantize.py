@@ -16,7 +16,7 @@ from hotcold.quantize.quantization import TYPES, Quantization, QuantizeOptions, 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", type=options.file_path, metavar="IN", help="GGUF file; of a split model, the first file")
-    add("output", type=options.file_path, metavar="OUT", help="file to write")
+    options.add_output(parser, "output", metavar="OUT", help="file to write")
     add("type", type=_file_type, metavar="TYPE", help=f"one of {', '.join(TYPES)}")
     add(
         "--imatrix",
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also convert tensors that are quantised already, which loses more than from F16",
     )
     add("--rms", action="store_true", help="measure the error of each type (takes longer)")
-    add("--force", action="store_true", help="replace the output file if it exists")
+    options.add_force(parser)
     add(
         "-t",
         "--threads",

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file to train on: text in UTF-8, or rows with text or messages (.jsonl, .parquet); several are "
         "mixed by their shares (default: by their lengths)",
     )
-    add("-o", "--output", type=path, required=True, metavar="OUT", help="folder to write")
+    add("-o", "--output", type=path, required=True, metavar="OUT", help="new folder to write")
     add("--tokens", type=whole(1), required=True, metavar="N", help="tokens to train on")
     add(
         "--activation",
@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache", type=path, metavar="FOLDER", help="folder for token files (default: tokens in --work)")
     add("--save-every", type=number, default=300, metavar="S", help="seconds between saves (default: 300)")
     add("--log", type=path, metavar="FILE.jsonl", help="log file with a JSON object for each step")
+    options.add_force(parser)
     add(
         "--seed",
         type=whole(0, 2**31 - 1),
@@ -139,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
             held_out=args.held_out,
             cache=args.cache,
             log=args.log,
+            force=args.force,
             report=_print_report,
             progress=advance,
             note=lambda text: print(text, file=sys.stderr),

@@ -9,7 +9,7 @@ import shutil
 import stat
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -149,12 +149,38 @@ else:
             yield locked
 
 
+def output_file(
+    path: str | os.PathLike[str] | None, *, force: bool, inputs: Iterable[object] = ()
+) -> Path | None:
+    """Returns the path of a file to write, which the user named; None writes nothing. UserError, with the
+    path: as in :func:`check_output`, or the file is one of ``inputs``; inputs that are no paths are
+    ignored."""
+    if path is None:
+        return None
+    file = Path(path)
+    with naming(file, UserError):
+        check_output(file, 0, force=force)
+        if any(_is_same_file(file, each) for each in inputs):
+            raise FileError("the new file would replace the one that is read: give another name")
+    return file
+
+
+def _is_same_file(file: Path, other: object) -> bool:
+    try:
+        return isinstance(other, str | os.PathLike) and os.path.samefile(file, other)
+    except (OSError, ValueError):  # one of them is missing, or is no path
+        return False
+
+
 def check_output(path: Path, nbytes: int, *, force: bool) -> None:
     """Checks before hours of work that ``path`` can be written. ``FileError``: it exists and ``force`` is
-    False, its folder does not exist, or the disk has less than ``nbytes`` free bytes."""
+    False, it is no regular file, its folder does not exist, or the disk has less than ``nbytes`` free
+    bytes."""
     folder = path.parent
     if path.exists() and not force:
         raise FileError("the file exists: give another name, or `force` to replace it")
+    if path.exists() and not path.is_file():
+        raise _special(path.stat().st_mode)
     if not folder.is_dir():
         raise FileError(f"{printable(str(folder), 4096)} is not a folder: create it first")
     _delete_abandoned(path)
@@ -198,6 +224,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             raise
     except OSError as error:
         raise FileError(f"cannot be written: {error.strerror or error}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in UTF-8, completely or not at all. UserError, with the path: as in
+    :func:`replacing`."""
+    with naming(path, UserError), replacing(path) as file:
+        file.write(text.encode())
 
 
 def _replace(partial: Path, path: Path) -> None:

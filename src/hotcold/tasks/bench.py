@@ -16,6 +16,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
 from hotcold.engine.speculation import Speculation
 from hotcold.errors import UserError
+from hotcold.formats.files import output_file, write_text
 from hotcold.formats.gguf import GGUFError, open_gguf
 from hotcold.kernels.backend import DECODE_ROWS, ReadProbe
 from hotcold.runtime.counters import DiskFigures, Figures
@@ -148,6 +149,7 @@ def bench(
     draft: str | None = None,
     draft_max: int = DRAFT_MAX,
     timeline: str | os.PathLike[str] | None = None,
+    force: bool = False,
     progress: Progress | None = None,
     **options: Unpack[ModelOptions],
 ) -> Benchmark:
@@ -166,6 +168,7 @@ def bench(
         draft_max: limit for the draft tokens of a sequence in a step.
         timeline: a file for the Chrome trace of one more round: when each of two backends computed and
             waited. It needs a GPU with a part of the model.
+        force: whether to replace an existing ``timeline``.
         progress: called with the phases ``loading`` and ``rounds``.
         options: as in :class:`LLM`, for a model that is not loaded yet.
 
@@ -177,13 +180,14 @@ def bench(
     draft_max = whole("draft_max", draft_max, 1, DECODE_ROWS - 1)
     if draft not in (None, "look-up", "none"):
         raise UserError(f"`draft` is {printable(draft, 40)!r}: allowed are look-up and none")
+    to_write = output_file(timeline, force=force, inputs=[model])
     source = source_of(model)
     fixed: dict[str, Any] = {}
     if not isinstance(source, LoadedModel):
         drafts = draft_max if draft not in (None, "none") or (draft is None and _has_block(source)) else 0
         fixed = {"sequences": min(parallel, DECODE_ROWS), "state_copies": 0, "draft_max": drafts}
     base = opened(source, options, progress, **fixed)
-    if timeline is not None and not base.gpus:
+    if to_write is not None and not base.gpus:
         raise UserError("`timeline` shows a GPU and the CPU: it needs `gpu`, `placement` or `vram_budget`")
     together = min(parallel, base.limits.sequences)
     lengths = lengths_to_end_together(parallel, n_prompt, n_gen, base.limits.chunk, together)
@@ -202,10 +206,10 @@ def bench(
         engine = Engine(session, speculation=speculation)
         rounds = _rounds(engine, prompt, lengths, repetitions, progress)
         result = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
-        if timeline is None:
+        if to_write is None:
             return result
         traced = _trace(engine, prompt, lengths)
-    Path(timeline).write_text(json.dumps(traced.trace()), encoding="utf-8")
+    write_text(to_write, json.dumps(traced.trace()))
     return replace(result, overlap=traced.overlap(), handshake=traced.handshake())
 
 

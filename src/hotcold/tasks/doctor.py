@@ -15,7 +15,7 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.extras import EXTRAS, missing
-from hotcold.formats.files import replacing
+from hotcold.formats.files import output_file, write_text
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
@@ -45,7 +45,6 @@ from hotcold.tasks.diagnosis import (
     gpu_speed,
     speeds,
 )
-from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__
 
@@ -60,6 +59,7 @@ def doctor(
     gpu: str | None = None,
     again: bool = False,
     output: str | os.PathLike[str] | None = None,
+    force: bool = False,
     disk: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     show: Show | None = None,
@@ -73,14 +73,15 @@ def doctor(
     Args:
         gpu: a part of the GPU's name, or its number; ``off`` measures the CPU alone.
         again: whether to measure even if there are stored figures.
-        output: a new file for the figures, for ``hotcold.plan(hardware=...)``.
+        output: file for the figures, for ``hotcold.plan(hardware=...)``.
+        force: whether to replace an existing ``output``.
         disk: a large file, such as a model, whose disk is also measured, on every call.
         progress: called with the phases ``measuring``, ``measuring the GPU`` and ``measuring the disk``.
         show: called with each section of the text as soon as it is known.
 
     UserError: an unknown GPU, an ``output`` that exists or without figures to write, or a file for ``disk``
     that is small or cannot be opened."""
-    to_write = None if output is None else new_file(output)
+    to_write = output_file(output, force=force, inputs=[disk])
     if disk is not None:
         large_file(Path(disk))
     advance = progress or (lambda phase, done, total: None)
@@ -263,10 +264,8 @@ def _keep(path: Path, hardware: Hardware, notes: list[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, hardware)
     except (ValueError, OSError) as error:
-        reason = getattr(error, "strerror", error)
-        notes.append(f"not cached, so the next call measures again: {path}: {reason}")
+        notes.append(f"not cached, so the next call measures again: {error}")
 
 
 def _write(path: Path, hardware: Hardware) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps(asdict(hardware), indent=1, allow_nan=False).encode() + b"\n")
+    write_text(path, json.dumps(asdict(hardware), indent=1, allow_nan=False) + "\n")

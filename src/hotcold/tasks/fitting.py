@@ -15,6 +15,7 @@ import numpy as np
 from hotcold.api.llm import Model, source_of
 from hotcold.engine.engine import Engine
 from hotcold.errors import UserError
+from hotcold.formats.files import output_file
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import PredictorTensors
 from hotcold.kernels.gpus import OFF
@@ -31,7 +32,7 @@ from hotcold.tasks.ffn_inputs import ffn_inputs
 from hotcold.tasks.profiling import LONGEST_WINDOW, window_length
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.scoring import Divergence, Scorer, compare, join
-from hotcold.tasks.texts import new_file, text_of
+from hotcold.tasks.texts import text_of
 from hotcold.tasks.windows import evenly, text_windows
 from hotcold.training.options import TrainOptions
 from hotcold.values import printable, whole
@@ -175,6 +176,7 @@ def fit_predictor(
     cache_type: str | None = None,
     backend: str | None = None,
     output: str | os.PathLike[str] | None = None,
+    force: bool = False,
     work: str | os.PathLike[str] | None = None,
     training: TrainOptions | None = None,
     progress: Progress | None = None,
@@ -198,9 +200,8 @@ def fit_predictor(
         eval_tokens: limit for held-out tokens to compare with ``exact``, until ``auto`` can decide.
         special: whether names of control tokens in the texts become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
-        output: file to write; None writes nothing.
-        work: with ``train``, a folder for the state of the run, from which the same call continues. None is
-            ``output`` with ``.work`` appended.
+        output, force: file to write (None writes nothing), and whether to replace an existing one.
+        work: with ``train``, a folder from which the same call continues (None: ``output`` and ``.work``).
         training: settings of ``train``.
         progress: called with the phases ``loading``, ``layers`` and ``measuring``.
 
@@ -210,7 +211,7 @@ def fit_predictor(
         raise UserError(f"method {method!r}: choose from {', '.join(INPUTS)}")
     tokens, eval_tokens = whole("tokens", tokens, 2), whole("eval_tokens", eval_tokens, 1)
     settings = FitOptions(method, recall, weighted or method == "train", type and type.upper(), max_share)
-    to_write = None if output is None else new_file(output)
+    to_write = output_file(output, force=force, inputs=[model, text, held_out])
     folder = _work_folder(method, work, training, to_write)
     texts = [text_of(each) for each in (text, held_out) if each is not None]
     load_options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}
@@ -250,13 +251,15 @@ def measure_predictor(
     cache_type: str | None = None,
     backend: str | None = None,
     output: str | os.PathLike[str] | None = None,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Cost:
     """Measures the predictors of a file on a text to which they were not fitted. ``output`` gets the same
     predictors with the measurement, by which ``sparsity="auto"`` decides. Other arguments and errors are
     those of :func:`fit_predictor`."""
     eval_tokens, path = whole("eval_tokens", eval_tokens, 1), Path(predictor)
-    to_write, read = None if output is None else new_file(output), text_of(text)
+    to_write = output_file(output, force=force, inputs=[model, predictor, text])
+    read = text_of(text)
     with open_gguf(path) as file:
         if not is_sidecar(file):
             fix = "the predictors in a PowerInfer file are measured by fit_predictor with `method=trained`"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.errors import UserError
+from hotcold.formats.files import output_file
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import PAGE, BatchLimits, PredictorTensors
 from hotcold.model.config import Config
@@ -30,7 +31,6 @@ from hotcold.sparse.predictor import (
     write_sidecar,
 )
 from hotcold.tasks.ram_planning import expected_misses
-from hotcold.tasks.texts import new_file
 from hotcold.values import size
 from hotcold.version import __version__
 
@@ -79,8 +79,7 @@ def hot_first(
     sidecar, old_predictor = new.with_suffix(".profile.gguf"), source.with_suffix(".predictor.gguf")
     predictor = old_predictor if old_predictor.exists() else None
     for path in (sidecar, new.with_suffix(".predictor.gguf")) if predictor else (sidecar,):
-        if not force:
-            new_file(path)
+        output_file(path, force=force, inputs=[source, profile, old_predictor])
     with open_gguf(source) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
         if config.experts is None or config.whole:

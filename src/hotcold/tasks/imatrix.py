@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
+from hotcold.formats.files import output_file
 from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.kernels.backend import (
     Backend,
@@ -39,7 +40,7 @@ from hotcold.runtime.opening import opened
 from hotcold.runtime.options import Progress
 from hotcold.runtime.session import LoadedModel, Session
 from hotcold.tasks.profiling import LONGEST_WINDOW, window_length
-from hotcold.tasks.texts import new_file, text_of
+from hotcold.tasks.texts import text_of
 from hotcold.tasks.windows import text_windows
 from hotcold.values import printable, whole
 
@@ -63,6 +64,7 @@ def imatrix(
     cache_type: str | None = None,
     backend: str | None = None,
     output: str | os.PathLike[str] | None = None,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> ImportanceMatrix:
     """Computes a text, and sums the squared inputs of each matrix of the layers.
@@ -76,13 +78,14 @@ def imatrix(
         special: whether names of control tokens in the text become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write; None writes nothing.
+        force: whether to replace an existing ``output``.
         progress: called with the phases ``loading`` and ``windows``.
 
     Down matrices stored by neuron are left out: each row has one input, so all weights of a row count the
     same.
 
     UserError: a value is not allowed, the text is empty, or an input of a matrix is not finite."""
-    to_write = None if output is None else new_file(output)
+    to_write = output_file(output, force=force, inputs=[model, text])
     chunks = None if chunks is None else whole("chunks", chunks, 1)
     words, source = text_of(text), source_of(model)
     options: dict[str, Any] = {"threads": threads, "cache_type": cache_type, "backend": backend}

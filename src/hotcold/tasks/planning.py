@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockType, block_type
+from hotcold.formats.files import output_file
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpus import unsupported
@@ -27,7 +28,6 @@ from hotcold.runtime.opening import Source, file_of
 from hotcold.runtime.session import LoadedModel
 from hotcold.sparse.predictor import find_predictors
 from hotcold.tasks.profiling import ModelProfile
-from hotcold.tasks.texts import new_file
 from hotcold.values import bytes_of, enough_size, exact_size, printable, round_size, size, whole
 from hotcold.version import __version__
 
@@ -150,6 +150,7 @@ def plan(
     objective: Objective = "time",
     placement: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
+    force: bool = False,
 ) -> Plan:
     """Decides which neurons, layers and other parts of a model go to GPUs, and predicts the speed.
 
@@ -170,6 +171,7 @@ def plan(
         objective: optimisation target, ``time`` or ``paper``, which is for one GPU.
         placement: a ``.gpuidx`` file to evaluate instead of solving.
         output: file to write the placement to; None writes nothing.
+        force: whether to replace an existing ``output``.
 
     UserError: a name or number is not allowed, or a file is damaged or another model's."""
     if objective not in OBJECTIVES:
@@ -178,7 +180,7 @@ def plan(
         raise UserError(f"cache type {cache_type!r}: choose from {', '.join(CACHE_TYPES)}")
     if context:
         context = whole("context", context, 2)
-    to_write = None if output is None else new_file(output)
+    to_write = output_file(output, force=force, inputs=[model, profile, placement, *_each(hardware)])
     machines, budgets = _gpus(hardware, vram_budget)
     kind = block_type(type.upper())
     if shape is None:
@@ -194,12 +196,18 @@ def plan(
     return _judged(subject, machines, budgets, "given" if placement is not None else objective, chosen)
 
 
+def _each(hardware: _GivenHardware | Sequence[_GivenHardware]) -> list[_GivenHardware]:
+    """Returns the given machines as a list."""
+    return [hardware] if isinstance(hardware, str | os.PathLike | Hardware) else [*hardware]
+
+
 def _gpus(
     hardware: _GivenHardware | Sequence[_GivenHardware], budget: int | str | Sequence[int | str] | None
 ) -> tuple[list[Hardware], list[int]]:
     """Returns the hardware of each GPU, and its budget. One machine with several budgets means equal GPUs."""
-    given = [hardware] if isinstance(hardware, str | os.PathLike | Hardware) else [*hardware]
-    machines = [each if isinstance(each, Hardware) else find_hardware(os.fspath(each)) for each in given]
+    machines = [
+        each if isinstance(each, Hardware) else find_hardware(os.fspath(each)) for each in _each(hardware)
+    ]
     asked = (
         [*budget]
         if isinstance(budget, Sequence) and not isinstance(budget, str)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hotcold.api.llm import Model, source_of
 from hotcold.errors import UserError
+from hotcold.formats.files import output_file
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.gpus import OFF
@@ -25,7 +26,7 @@ from hotcold.sparse.profiler import KEPT_EXPERTS, Firings, import_counts
 from hotcold.tasks.profile_picture import power_law_picture
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.scoring import Scorer
-from hotcold.tasks.texts import new_file, text_of
+from hotcold.tasks.texts import text_of
 from hotcold.tasks.windows import evenly, text_windows
 from hotcold.values import integer, printable, whole
 from hotcold.version import __version__
@@ -92,6 +93,7 @@ def profile(
     cache_type: str | None = None,
     backend: str | None = None,
     output: str | os.PathLike[str] | None = None,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> ModelProfile:
     """Counts for how many tokens of a text each neuron of a model is active.
@@ -109,6 +111,7 @@ def profile(
         special: whether names of control tokens in the text become these tokens.
         threads, cache_type, backend: as in :class:`LLM`, for a model that is not loaded yet.
         output: file to write the profile to; None writes nothing.
+        force: whether to replace an existing ``output``.
         progress: called with the phases ``loading`` and ``windows``.
 
     With experts, the function also counts how often each expert is chosen, and only that if the activation
@@ -116,7 +119,7 @@ def profile(
 
     UserError: the model has neither an activation with zeros nor experts, the text is empty, or a value does
     not fit the model."""
-    to_write = None if output is None else new_file(output)
+    to_write = output_file(output, force=force, inputs=[model, text])
     if (text is None) == (counts is None):
         raise UserError("a text or counts are needed: give one of them")
     tokens = None if tokens is None else whole("tokens", tokens, 1)

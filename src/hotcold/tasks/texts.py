@@ -1,7 +1,6 @@
-"""Texts to read and files to write, checked before anything is computed."""
+"""Texts to read, checked before anything is computed."""
 
 import codecs
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -36,12 +35,3 @@ def text_of(text: str | Path) -> str:
     if len(text) < 256 and "\0" not in text and Path(text).is_file():
         raise UserError(f"text is {text!r}, the name of a file: give Path({text!r}) to read it")
     return text
-
-
-def new_file(path: str | os.PathLike[str]) -> Path:
-    """Returns the path of a file to write. UserError: the file exists, or its folder does not."""
-    file = Path(path)
-    if file.exists() or not file.parent.is_dir():
-        why = "this file exists" if file.exists() else f"there is no folder {file.parent}"
-        raise UserError(f"{file}: a new file in a folder that exists is needed; {why}")
-    return file

@@ -88,7 +88,9 @@ class Log:
         if path is None:
             return
         try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+            lines = (
+                path.read_text(encoding="utf-8").splitlines(keepends=True) if step and path.exists() else []
+            )
             whole = [line for line in lines if line.endswith("\n")]
             kept = [line for line in whole if json.loads(line)["step"] <= step]
             path.write_text("".join(kept), encoding="utf-8")
@@ -235,8 +237,9 @@ class Run:
     ) -> None:
         """Trains to the last step. SIGTERM and SIGINT save the state, and then have their usual effect."""
         per_step, saved_at = self._windows * self._options.context, time.monotonic()
-        lines, stop = Log(log if not self._rank else None, self.step), False
-        with stopping() as signals:
+        stop = False
+        with stopping() as signals:  # from here on a signal saves the state, which the log belongs to
+            lines = Log(log if not self._rank else None, self.step)
             while self.step < self.steps:
                 figures = self._train_step()
                 self.step += 1

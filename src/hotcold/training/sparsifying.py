@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.errors import UserError
+from hotcold.formats.files import output_file
 from hotcold.training.libraries import torch
 from hotcold.training.run_state import RunState
 from hotcold.training.saving import save_sparse
@@ -57,6 +58,7 @@ def sparsify(
     held_out: Path | None = None,
     cache: Path | None = None,
     log: Path | None = None,
+    force: bool = False,
     report: Callable[[Report], None] = lambda report: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     note: Callable[[str], None] = lambda text: None,
@@ -68,12 +70,16 @@ def sparsify(
     of the run, saved every ``save_seconds`` and at SIGTERM and SIGINT, so that the same call continues. The
     folder stays, and a call with more tokens continues training. ``held_out`` is a text for measuring;
     without it, part of the texts' ends is used. ``cache`` holds token files (default: in ``work``), ``log``
-    gets a JSON object for each step. ``device`` None is a GPU, if there is one.
+    gets a JSON object for each step. A new run replaces an existing ``log`` only with ``force``. ``device``
+    None is a GPU, if there is one.
 
     UserError: a value is not allowed, a folder is no checkpoint of a known form, a text is too short or of
     another form, memory or disk do not suffice, the loss is not a number, or ``work`` is another run's."""
     start = time.monotonic()
     _check(options, output)
+    folder = work or output.with_name(output.name + ".work")
+    if log is not None and not RunState(folder, {}).exists():
+        output_file(log, force=force, inputs=[each.path for each in sources])
     original = open_original(checkpoint, options.activation)
     if options.context > original.context:
         raise UserError(f"a context of {options.context}: the model has {original.context} positions")
@@ -81,7 +87,6 @@ def sparsify(
         if several_processes() and torch.distributed.get_rank():  # only the first process reports
             report, progress, note = lambda figures: None, lambda done, total: None, lambda text: None
         place = _device(device)
-        folder = work or output.with_name(output.name + ".work")
         mixture = _mixture(original, sources, options, cache or folder / "tokens", held_out)
         state = RunState(folder, _identity(original, mixture, options))
         run = Run(original, mixture, options, place)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.errors import UserError
+from hotcold.formats.files import output_file
 from hotcold.formats.gguf import open_gguf
 from hotcold.model.config import Config
 from hotcold.sparse.expert_fitting import Inputs
@@ -36,6 +37,7 @@ def train_predictors(
     type: str = "Q4_0",
     max_share: float = 0.15,
     training: TrainOptions | None = None,
+    force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Fit]:
     """Trains predictors of a GGUF file whose weights are those of ``model``; returns the fit of each layer.
@@ -46,12 +48,15 @@ def train_predictors(
 
     >>> train_predictors(model, "model.gguf", batches, held_out, "model.predictor.gguf")
 
+    ``force`` replaces an existing ``output``.
+
     UserError: the file belongs to another model, the text is too short, or a value is not allowed."""
     options = FitOptions("train", recall, True, type.upper(), max_share)
     settings, batches, held_out = training or TrainOptions(), list(batches), list(held_out)
     if len(batches) < 2 or not held_out:
         problem = f"{len(batches)} batches to learn and {len(held_out)} held-out ones"
         raise UserError(f"{problem}: at least 2 and 1 are needed")
+    output_file(output, force=force, inputs=[gguf])
     every = min(_CHECKED, len(batches))
     check = batches[every - 1 :: every]
     learned = [batch for number, batch in enumerate(batches) if number % every != every - 1]

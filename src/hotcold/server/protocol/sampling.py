@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from hotcold.engine.request import Job
@@ -24,10 +24,9 @@ from hotcold.server.protocol.fields import (
 )
 from hotcold.server.protocol.limits import LARGEST, MAX_BIAS, MAX_SEED, MAX_STOP_LENGTH, MAX_STOPS
 
-#: In the order of their application.
-SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
 #: llama.cpp's other samplers. They are off, so their place has no effect.
 _OFF = ("dry", "top_n_sigma", "typ_p", "typical_p", "tfs_z", "xtc", "infill", "adaptive_p")
+#: Samplers in the order of their application, and values that switch them off.
 _NOTHING: dict[str, dict[str, Any]] = {
     "penalties": {
         "repeat_penalty": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
@@ -37,6 +36,7 @@ _NOTHING: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.0},
     "temperature": {"temperature": 1.0},
 }  # fmt: skip
+SAMPLERS = tuple(_NOTHING)
 
 
 class BiasKind:
@@ -159,11 +159,8 @@ UNSUPPORTED: Fields = {
 }
 
 
-#: Fields with the same name in :class:`SamplingParams`.
-_SAME = (
-    "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "repeat_last_n", "frequency_penalty",
-    "presence_penalty",
-)  # fmt: skip
+#: Fields with the same name and value in :class:`SamplingParams`.
+_SAME = {each.name for each in fields(SamplingParams)} & FIELDS.keys() - {"seed", "logit_bias"}
 
 
 def params(values: Mapping[str, Any], facts: Facts) -> SamplingParams:
