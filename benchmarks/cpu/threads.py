@@ -119,7 +119,7 @@ def main() -> None:
             shape = Shape(4096, 11008, args.layers, 32, 32, 32000, 2048)
             write(path, Recipe(shape, args.type, 0.1, "pwri"))
         all = contestants(path, modes, args.threads, args.prompt + args.generate + 1)
-        setup = Setup.of(all[0].engine.session)
+        setup = Setup.from_session(all[0].engine.session)
         print(f"{setup.model}, {setup.processor}, {setup.isa}, {cores} cores", flush=True)
         report = summary(all, run_rounds(all, args.rounds, args.prompt, args.generate))
     for line in report:

@@ -153,7 +153,7 @@ def fitted(model: Model, ranks: list[int], recall: float) -> list[Predictor]:
     parts = [part for each in model.distinct if isinstance(part := ffn_weights(each), ReferenceFFN)]
     x, unseen = (model.inputs.draw(random, n) for n in (TOKENS, TOKENS // 3))
     first, second = factors(parts, x, max(ranks))
-    seen, truth = ([Activity.of(part, rows) for part in parts] for rows in (x, unseen))
+    seen, truth = ([Activity.from_ffn(part, rows) for part in parts] for rows in (x, unseen))
     found = []
     for rank in ranks:
         low, high = (

@@ -256,7 +256,7 @@ class Placed:
             self.engine.abort(request)
 
     def figures(self, counters: Counters) -> Figures:
-        return Figures.of(counters, self.session.footprint)
+        return Figures.from_counters(counters, self.session.footprint)
 
     def pairs(self) -> tuple[int, int]:
         """(token, neuron) pairs that were computed so far: on the GPU, and in all."""

@@ -143,7 +143,7 @@ def generate(engine: Engine, requests: Sequence[Request], each: int) -> Measured
     for _ in range(each):
         engine.step()
     seconds = time.perf_counter() - start
-    figures = Figures.of(session.counters.since(before), session.footprint)
+    figures = Figures.from_counters(session.counters.since(before), session.footprint)
     tokens = sum(len(request.output) for request in requests) - had
     assert tokens == each * len(requests)
     assert figures.bytes_per_token is not None

@@ -76,7 +76,7 @@ def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
 
 def compiling_and_masks(tokenizer: Tokenizer, repeat: int, tokens: int) -> dict[str, Any]:
     start = time.perf_counter()
-    vocabulary = GrammarVocabulary.of(tokenizer)
+    vocabulary = GrammarVocabulary.from_tokenizer(tokenizer)
     compiler = GrammarCompiler(vocabulary)
     found: dict[str, Any] = {
         "vocabulary": tokenizer.vocab_size,

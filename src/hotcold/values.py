@@ -75,8 +75,8 @@ def read_size(text: str) -> int:
     """Reads the size in a user's text: ``8GiB``, ``512 MiB``, ``64KiB``, ``100B``, or ``8``, which is GiB."""
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGT]iB|B)?", text)
     if not found:
-        seen = f"{printable(text, 40)!r} is not a size"
-        raise UserError(f"{seen} such as 8GiB, 512MiB or 64KiB (a bare number is GiB)")
+        got = f"{printable(text, 40)!r} is not a size"
+        raise UserError(f"{got} such as 8GiB, 512MiB or 64KiB (a bare number is GiB)")
     return int(float(found[1]) * 1024 ** _UNITS.index(found[2] or "GiB"))
 
 

@@ -47,7 +47,7 @@ def generated(session: Session) -> tuple[list[int], Figures]:
     tokens = np.random.default_rng(4).integers(259, 600, 20).tolist()
     request = Request(Job(tokens, SamplingParams(temperature=0), max_tokens=12, ignore_eos=True))
     Engine(session).run([request])
-    return request.output, Figures.of(session.counters, session.footprint)
+    return request.output, Figures.from_counters(session.counters, session.footprint)
 
 
 @pytest.mark.parametrize("layout", ["by_output", "by_neuron"])

@@ -33,7 +33,7 @@ def generated(session: Session) -> tuple[list[int], Figures]:
     tokens = np.random.default_rng(4).integers(259, 2000, 40).tolist()
     request = Request(Job(tokens, SamplingParams(seed=1), max_tokens=30, ignore_eos=True))
     Engine(session).run([request])
-    return request.output, Figures.of(session.counters, session.footprint)
+    return request.output, Figures.from_counters(session.counters, session.footprint)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])

@@ -172,7 +172,7 @@ def test_a_step_reads_the_file_less_the_rows_that_are_skipped(tmp_path: Path) ->
         skipped = sum(52 - int(n) for n in counters.rows[:, 1]) * 40 * 4 * (sparsity == "exact")
         assert read == tensors - skipped and (skipped > 0) == (sparsity == "exact")
         shares = counters.rows[:, 3] / 52
-        assert Figures.of(counters, footprint).active_share == pytest.approx(shares.mean())
+        assert Figures.from_counters(counters, footprint).active_share == pytest.approx(shares.mean())
 
 
 def test_rows_of_up_are_skipped_and_it_says_so(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_figures_count_what_drafting_costs(model: LoadedModel, monkeypatch: pyte
     engine.run(some_requests(model, 0))
     counters, drafts = session.counters, session.draft_session
     assert drafts is not None and drafts.counters.decode_steps > 0
-    own = Figures.of(drafts.counters, drafts.footprint)
+    own = Figures.from_counters(drafts.counters, drafts.footprint)
     assert own.bytes_per_token is not None
     assert counters.draft_bytes == pytest.approx(own.bytes_per_token * drafts.counters.decode_tokens)
     assert 0 < sum(drafting) < counters.run_s <= counters.decode_s

@@ -59,7 +59,7 @@ def test_grammars_that_cannot_be_are_refused_in_one_line(
 
 
 def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs() -> None:
-    vocabulary = GrammarVocabulary.of(tokenizer())
+    vocabulary = GrammarVocabulary.from_tokenizer(tokenizer())
     slow = GrammarProcess(vocabulary, seconds=0.05)
     options = " | ".join(f'[a-z]+ "{i}"' for i in range(2500))
     # Which one it is depends on how busy the machine is.
@@ -76,7 +76,7 @@ def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs() -> None:
 
 
 def test_a_process_that_was_killed_is_replaced() -> None:
-    process = GrammarProcess(GrammarVocabulary.of(tokenizer()))
+    process = GrammarProcess(GrammarVocabulary.from_tokenizer(tokenizer()))
     process.check(Grammar("regex", "a"))
     child = process._process._child
     assert child is not None
@@ -116,7 +116,7 @@ class Answers:
     ],
 )
 def test_who_is_to_blame_for_a_check_that_fails(answers: list[Any], code: str) -> None:
-    process = GrammarProcess(GrammarVocabulary.of(tokenizer()))
+    process = GrammarProcess(GrammarVocabulary.from_tokenizer(tokenizer()))
     process._process = Answers(answers)  # type: ignore[assignment]
     if not code:
         assert process.check(Grammar("regex", "a")) == "x"
@@ -256,10 +256,10 @@ def test_a_vocabulary_without_an_end_is_refused() -> None:
         stop_ids = frozenset[int]()
 
     with pytest.raises(GrammarError, match="no token that ends a text"):
-        GrammarVocabulary.of(Endless())  # type: ignore[arg-type]
+        GrammarVocabulary.from_tokenizer(Endless())  # type: ignore[arg-type]
 
 
 def test_a_vocabulary_crosses_to_another_process_unchanged() -> None:
-    vocabulary = GrammarVocabulary.of(tokenizer())
+    vocabulary = GrammarVocabulary.from_tokenizer(tokenizer())
     plain = json.loads(json.dumps(vocabulary.to_plain()))
     assert GrammarVocabulary.from_plain(plain) == vocabulary

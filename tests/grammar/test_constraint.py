@@ -128,7 +128,7 @@ def test_tokens_that_do_not_match_are_an_error_and_then_forgotten(grammars: Gram
 def test_what_costs_too_much_is_an_error_and_no_end_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library itself would allow the token that ends a text."""
     monkeypatch.setitem(grammar_compiler._LIMITS, "step_max_items", 3)
-    compiler = GrammarCompiler(GrammarVocabulary.of(tokenizer()))
+    compiler = GrammarCompiler(GrammarVocabulary.from_tokenizer(tokenizer()))
     matcher = compiler.compile('start: (a | b)+\na: "x" a "y" | "z"\nb: "x" b "w" | "z"').copy()
     with pytest.raises(GrammarError, match="cannot continue: too many items for one token: the limit is 3"):
         matcher.mask()

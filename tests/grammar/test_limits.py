@@ -83,7 +83,7 @@ def test_states_that_an_answer_has_left_are_forgotten(monkeypatch: pytest.Monkey
     lark = lark_of(Grammar("regex", r"\w{1,400}"), {})
     unlimited = GrammarConstraint(lambda: compiler().compile(lark), ThreadPoolExecutor(1))
     monkeypatch.setitem(grammar_compiler._LIMITS, "max_lexer_states", 2000)
-    small, made = GrammarCompiler(GrammarVocabulary.of(tokenizer())), []
+    small, made = GrammarCompiler(GrammarVocabulary.from_tokenizer(tokenizer())), []
 
     def start() -> Any:
         made.append(small.compile(lark))
@@ -180,7 +180,7 @@ def test_each_limit_has_a_name(
     limit: str, value: int, schema: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(grammar_compiler._LIMITS, limit, value)
-    made = GrammarCompiler(GrammarVocabulary.of(tokenizer()))
+    made = GrammarCompiler(GrammarVocabulary.from_tokenizer(tokenizer()))
     with pytest.raises(GrammarError) as caught:
         checking.walk(made, lark_of_schema(json.dumps(schema)))
     assert re.search(re.escape(reason).replace(r"\{\}", "[0-9]+") + "$", str(caught.value))
@@ -228,7 +228,7 @@ def test_a_limit_that_an_answer_reaches_is_named(grammars: Grammars, monkeypatch
     """It is no error of its tokens, and the text before it is still allowed."""
     schema = of(a=TEXT, b=options(8, 10))
     monkeypatch.setitem(grammar_compiler._LIMITS, "max_items_in_row", 100)
-    made = GrammarCompiler(GrammarVocabulary.of(tokenizer()))
+    made = GrammarCompiler(GrammarVocabulary.from_tokenizer(tokenizer()))
     constraint = GrammarConstraint(
         lambda: made.compile(lark_of_schema(json.dumps(schema))), ThreadPoolExecutor(1)
     )

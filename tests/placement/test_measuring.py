@@ -26,7 +26,7 @@ def test_a_call_reads_a_tenth_of_a_layer(
     clock = iter(range(1000))
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: float(next(clock)))
     backend = CPUBackend(2)
-    plan = ProbePlan.of(kind, dim, 3 * MIB)
+    plan = ProbePlan.from_sizes(kind, dim, 3 * MIB)
     probe = NeuronProbe(backend, plan)
     for width, masks in zip(plan.widths, probe._masks, strict=True):
         bits = unpack_mask(masks, width)
@@ -45,7 +45,7 @@ def test_layers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """No neuron is read again before all others were: a pass over all of them, then the next."""
     monkeypatch.setattr(measuring, "_MOST_NEURONS", 128)
     backend = CPUBackend(1)
-    probe = NeuronProbe(backend, ProbePlan.of("Q4_0", 32, 3 * 18 * 320))
+    probe = NeuronProbe(backend, ProbePlan.from_sizes("Q4_0", 32, 3 * 18 * 320))
     assert probe.plan.widths == (128, 128, 64)
     seen: list[tuple[int, bytes]] = []
     layers = {id(layer): i for i, layer in enumerate(probe._layers)}
@@ -65,7 +65,7 @@ def test_every_cache_has_a_legal_probe(cache: int, shape: tuple[str, int]) -> No
     """Layers that a model may have, at least twice the cache in all; nothing is allocated here."""
     nbytes = buffer_bytes(cache * MIB, available=None)
     assert nbytes == min(max(128, 4 * cache), 2048) * MIB >= 2 * cache * MIB
-    plan = ProbePlan.of(*shape, nbytes)
+    plan = ProbePlan.from_sizes(*shape, nbytes)
     neuron = 3 * block_type(shape[0]).row_bytes(shape[1])
     assert nbytes - 64 * neuron < plan.nbytes <= nbytes
     assert all(0 < width <= 1 << 16 and width % 64 == 0 for width in plan.widths)
@@ -75,7 +75,7 @@ def test_every_cache_has_a_legal_probe(cache: int, shape: tuple[str, int]) -> No
 def test_more_neurons_than_one_layer_may_have() -> None:
     """For real, with the extension's own limit: neurons are short here, so that they take little memory."""
     backend = CPUBackend(1)
-    plan = ProbePlan.of("Q4_0", 32, 15 * MIB)
+    plan = ProbePlan.from_sizes("Q4_0", 32, 15 * MIB)
     assert sum(plan.widths) > 1 << 18
     assert NeuronProbe(backend, plan).measure(0, backend, dense=False) > 0
 
@@ -129,7 +129,7 @@ def test_a_pass_reads_all_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: float(next(clock)))
     backend = CPUBackend(1)
-    probe = NeuronProbe(backend, ProbePlan.of("Q4_0", 64, MIB // 4))
+    probe = NeuronProbe(backend, ProbePlan.from_sizes("Q4_0", 64, MIB // 4))
     assert len(probe.plan.widths) > 2
     for dense in (True, False):
         speeds = probe.measure_passes(3, backend, dense=dense)

@@ -50,7 +50,7 @@ def golden(case: dict[str, Any], type: str) -> dict[str, str]:
 def test_types_are_llama_cpps(model: str, type: str) -> None:
     case = GOLDENS[model]
     name, _, wish = type.partition(" ")
-    facts = Facts.of(case["keys"], importance=wish == "importance")
+    facts = Facts.from_metadata(case["keys"], importance=wish == "importance")
     shapes = shapes_of(case)
     choices = choose_types(shapes, MIXTURES[name], facts, WISHES.get(wish))
     assert {key: choices[key].type.name if key in choices else "F32" for key in shapes} == golden(case, type)

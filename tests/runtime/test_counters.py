@@ -75,6 +75,8 @@ def test_a_dense_step_computes_each_neuron_for_each_of_its_tokens() -> None:
 def test_without_seconds_there_are_no_rates() -> None:
     """A clock that stood still must not end in a division by zero."""
     footprint = Footprint(1, 1, 1, (4,), 2, ((1, 1, 1, 1),), 1)
-    figures = Figures.of(Counters(np.ones((1, 5), np.int64), decode_tokens=6, decode_steps=2), footprint)
+    figures = Figures.from_counters(
+        Counters(np.ones((1, 5), np.int64), decode_tokens=6, decode_steps=2), footprint
+    )
     assert figures.prompt_tok_s is figures.tok_s is figures.gb_s is figures.python_share is None
     assert figures.rows_per_step == 3 and figures.active_share == 1 / 24

@@ -33,7 +33,7 @@ def counters() -> Counters:
 
 
 def test_figures() -> None:
-    figures = Figures.of(counters(), FOOTPRINT)
+    figures = Figures.from_counters(counters(), FOOTPRINT)
     layers = 30 * 5 + 9 * 5 + 6 * 6 + 2 * 9 + 60 * 7 + 12 * 7 + 10 * 8
     total = 3 * 1000 + 4 * 8 + layers + 50 * 3
     assert figures.prompt_tok_s == 50
@@ -47,7 +47,9 @@ def test_figures() -> None:
 
 
 def test_nothing_decoded_has_no_figures() -> None:
-    figures = Figures.of(Counters(np.zeros((2, 5), np.int64), prompt_tokens=6, prompt_s=3.0), FOOTPRINT)
+    figures = Figures.from_counters(
+        Counters(np.zeros((2, 5), np.int64), prompt_tokens=6, prompt_s=3.0), FOOTPRINT
+    )
     assert figures.prompt_tok_s == 2
     assert figures.tok_s is figures.gb_s is figures.active_share is figures.params_per_token is None
 

@@ -80,7 +80,7 @@ def test_a_card_is_used_without_a_word(has: Machine) -> None:
     where = "GPU Made-Up Card (driver 1.0): 6 of 6 layers and the head; 100.0% of the neurons, 100.0% of the"
     assert model.notes[0].startswith(where) and model.notes[0].endswith("of 7GiB; synchronised by submits")
     assert "a test, and fable-7m" in model.notes[1]
-    (report,) = Setup.of(model.session()).gpus
+    (report,) = Setup.from_session(model.session()).gpus
     assert (report["name"], report["layers"], report["head"]) == (CARD.name, 6, True)
     assert report["planned_bytes"] == model.on_gpus[0].planned_bytes < report["budget_bytes"] == 7 << 30
 
@@ -118,7 +118,7 @@ def test_without_a_gpu_nothing_is_said(has: Machine) -> None:
     for has.devices in ([], [SOFTWARE]):
         model = load()
         assert model.gpus == model.on_gpus == () and model.notes == ()
-        assert not Setup.of(model.session()).gpus
+        assert not Setup.from_session(model.session()).gpus
 
 
 def test_a_model_of_block_types_that_no_shader_reads_stays_on_the_cpu(
@@ -223,7 +223,10 @@ def test_memory_that_runs_out_shrinks_the_placement(
     assert model.notes[0].startswith("12 bytes: the device's memory is full: now `vram_budget=")
     assert model.notes[1].startswith("GPU Made-Up Card")
     assert [budget for _, budget, _ in has.opened] == [12 << 20, first]
-    assert model.on_gpus[0].planned_bytes <= first and Setup.of(model.session()).notes[:2] == model.notes[:2]
+    assert (
+        model.on_gpus[0].planned_bytes <= first
+        and Setup.from_session(model.session()).notes[:2] == model.notes[:2]
+    )
 
 
 def test_memory_that_is_never_there(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +260,7 @@ def test_two_cards_each_with_a_part(has: Machine) -> None:
         wanted = llm.generate("Once upon a time", max_tokens=20, temperature=0).ids
     with LLM(threads=1, gpu="other,0", vram_budget=(5 << 20, 4 << 20)) as llm:
         assert llm.generate("Once upon a time", max_tokens=20, temperature=0).ids == wanted
-        model, report = llm.session.model, Setup.of(llm.session).gpus
+        model, report = llm.session.model, Setup.from_session(llm.session).gpus
     assert has.opened == [(SECOND, 5 << 20, False), (CARD, 4 << 20, False)]
     assert [each["name"] for each in report] == ["Other Card", CARD.name]
     layers = [i for each in model.on_gpus for i in each.layers]

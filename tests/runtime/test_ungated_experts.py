@@ -89,7 +89,7 @@ def test_bytes_and_parameters_are_those_that_were_read(tmp_path: Path) -> None:
     path = ungated_model(tmp_path, "Q8_0")
     exact, off = opened(path, "exact"), opened(path, "off")
     assert greedy(exact, (9,)) == greedy(off, (9,))
-    less, more = (Figures.of(each.counters, each.footprint) for each in (exact, off))
+    less, more = (Figures.from_counters(each.counters, each.footprint) for each in (exact, off))
     assert less.bytes_per_token is not None and more.bytes_per_token is not None
     tokens, saved, unread = off.counters.decode_tokens, 0, 0
     code, scale = 32, 64  # bytes of a neuron's codes, and of scales that 32 neurons share
@@ -227,7 +227,7 @@ def test_layers_without_an_ffn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rows, fewer = exact.counters.rows, predicted.counters.rows
     assert not rows[[0, 2, 3]].any() and (fewer[[1, 4], 3] > 0.8 * rows[[1, 4], 3]).all()
     assert exact.counters.shared[[1, 4], 0].all() and not exact.counters.shared[[0, 2, 3]].any()
-    figures = Figures.of(exact.counters, exact.footprint)
+    figures = Figures.from_counters(exact.counters, exact.footprint)
     assert figures.active_share is not None and 0.1 < figures.active_share < 0.6
     fired = exact.watched().fired(1)
     assert NeuronMap(exact.model).cells(np.hstack(fired))[1] == [(0, 0)]

@@ -13,7 +13,7 @@ from hotcold.grammar.compiler import GrammarCompiler, GrammarVocabulary, Mask
 
 @cache
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(GrammarVocabulary.of(tokenizer()))
+    return GrammarCompiler(GrammarVocabulary.from_tokenizer(tokenizer()))
 
 
 @cache

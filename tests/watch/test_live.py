@@ -181,7 +181,7 @@ def test_a_damaged_profile_beside_the_model_shows_nothing(tmp_path: Path, damage
     """It is only a picture: a server makes one whenever it starts."""
     path = Path(shutil.copy(model_path(), tmp_path / "fable.gguf"))
     path.with_suffix(".profile.gguf").write_bytes(damage)
-    layout = Picture.of(load(path, LoadOptions(threads=1)).session()).layout
+    layout = Picture.from_session(load(path, LoadOptions(threads=1)).session()).layout
     assert (layout.hot_by, layout.firing) == ("", "") and sum(layout.neurons) == sum(layout.cells)
 
 
@@ -296,13 +296,13 @@ def test_memory_is_that_of_the_file_and_the_cache(model: LoadedModel, placed: Lo
     neurons = sum(nbytes for name, nbytes in tensors.items() if ".ffn_" in name and "norm" not in name)
     for each in (model, placed):
         session = each.session()
-        picture = Picture.of(session)
+        picture = Picture.from_session(session)
         uses = {use.kind: use for use in picture.memory}
         assert uses["neurons"].gpu_bytes + uses["neurons"].cpu_bytes == pytest.approx(neurons, rel=0.02)
         assert uses["embedding"].cpu_bytes == tensors["token_embd.weight"]
         cache = uses["kv"].gpu_bytes + uses["kv"].cpu_bytes
         assert cache == session.cache.pages * 32 * 6 * 2 * 256 * 2  # 6 layers, K and V of 256 float16
-    assert sum(use.gpu_bytes for use in Picture.of(model.session()).memory) == 0
+    assert sum(use.gpu_bytes for use in Picture.from_session(model.session()).memory) == 0
     assert uses["attention"].gpu_bytes == pytest.approx(2 * uses["attention"].cpu_bytes, rel=0.01)
 
 
@@ -324,7 +324,7 @@ def test_without_zeros_the_tenth_that_works_hardest_is_shown(tmp_path: Path) -> 
     write_stories260k(path := tmp_path / "stories.gguf")
     model = load(path, LoadOptions(threads=1))
     session, alone = model.session(), model.session()
-    layout = Picture.of(session).layout
+    layout = Picture.from_session(session).layout
     assert (layout.unit, layout.zeros, layout.hot_by, layout.bits) == ("strongest", False, "", 1)
     request, frames = run(session)
     assert run(alone, watched=False)[0].output == request.output and alone._watched is None
@@ -344,7 +344,7 @@ def test_experts_that_were_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     session = load(path, LoadOptions(threads=1, sparsity="off")).session()
     config = session.model.config
     assert config.experts is not None
-    layout = Picture.of(session).layout
+    layout = Picture.from_session(session).layout
     count, chosen, neurons = config.experts.count, config.experts.chosen, config.experts.neurons
     assert (layout.unit, layout.zeros, layout.bits) == ("expert", False, 1)
     assert layout.neurons == layout.cells == (count,) * config.layers

@@ -263,8 +263,8 @@ def ids_of(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     except ValueError:  # a list with lists among the numbers
         ids = np.asarray(prompt, object)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        seen = str(ids.dtype) if ids.ndim == 1 else f"{ids.dtype} with {ids.ndim} dimensions"
-        raise UserError(f"the prompt is an array of {seen}: a flat array of integer token ids is needed")
+        got = str(ids.dtype) if ids.ndim == 1 else f"{ids.dtype} with {ids.ndim} dimensions"
+        raise UserError(f"the prompt is an array of {got}: a flat array of integer token ids is needed")
     token_ids: list[int] = ids.tolist()
     return token_ids
 

@@ -281,9 +281,9 @@ class Chat:
             allowed = f"at most {MAX_TEMPLATE_BYTES} are allowed"
             raise TemplateError(f"the model's chat template has {size} bytes: {allowed}")
         if continue_last and messages[-1]["role"] != "assistant":
-            seen = shown(messages[-1]["role"])
+            got = shown(messages[-1]["role"])
             raise TemplateError(
-                f"the last message has the role {seen}: only one of the assistant can be continued"
+                f"the last message has the role {got}: only one of the assistant can be continued"
             )
         texts = [template, *texts_of(messages), *texts_of(tools), *texts_of(values)]
         # ``end`` marks the end of the last message; the others replace the marks of calls.

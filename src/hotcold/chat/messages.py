@@ -168,8 +168,8 @@ def _parts(where: str, parts: Sequence[Any]) -> Iterator[str]:
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "input_text", "output_text"):
-            seen = shown(part if kind is None else kind)
-            raise MessageError(f"{where}.content[{i}] is {seen}: only parts of type text are supported")
+            got = shown(part if kind is None else kind)
+            raise MessageError(f"{where}.content[{i}] is {got}: only parts of type text are supported")
         if not isinstance(part.get("text"), str):
             raise MessageError(f"{where}.content[{i}].text is {shown(part.get('text'))}: a string is needed")
         yield part["text"]

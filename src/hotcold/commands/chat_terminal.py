@@ -143,7 +143,7 @@ class Terminal:
                 self.conversation.messages = [*messages, said]
         if request.finish_reason == "stop":
             self._ended = self.conversation.messages[-1]
-        figures = Figures.of(self.session.counters.since(before), self.session.footprint)
+        figures = Figures.from_counters(self.session.counters.since(before), self.session.footprint)
         self._last, self._used = figures_of(request, figures), request.length
         if self.figures:
             shown = self._last if self.verbose else short_figures(request, figures)

@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_for_the_user(error):
             _say(f"hotcold: error: {_one_line(error)}")
             return EXIT_ERROR
-        seen = f"{type(error).__name__}: {_one_line(error)}"
-        _say(f"hotcold: internal error: {seen} (please report it; `python -X dev -m hotcold` shows where)")
+        got = f"{type(error).__name__}: {_one_line(error)}"
+        _say(f"hotcold: internal error: {got} (please report it; `python -X dev -m hotcold` shows where)")
         return EXIT_DEFECT
     finally:
         _abandon_broken(sys.stdout)

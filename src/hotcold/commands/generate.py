@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if request.context_full:
         note = f"note: stopped: the context of {session.model.context} tokens is full (-c sets a larger one)"
         print(note, file=sys.stderr)
-    figures = Figures.of(session.counters, session.footprint)
+    figures = Figures.from_counters(session.counters, session.footprint)
     model = [session.model.name, f"sparsity {session.sparsity}"] if args.verbose else []
     shown_figures = figures_of if args.verbose else short_figures
     print_figures([*model, *shown_figures(request, figures)], plain=args.plain)

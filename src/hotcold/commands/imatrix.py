@@ -90,5 +90,5 @@ def _notes(found: ImportanceMatrix) -> list[str]:
     if not (some := [name for name, experts in missed.items() if experts]):
         return []
     most = max(some, key=missed.__getitem__)
-    seen = f"{len(some)} matrices have experts that no token chose ({most}: {missed[most]})"
-    return [f"{seen}: the weights of such experts count equally; use more text"]
+    got = f"{len(some)} matrices have experts that no token chose ({most}: {missed[most]})"
+    return [f"{got}: the weights of such experts count equally; use more text"]

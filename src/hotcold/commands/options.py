@@ -286,8 +286,8 @@ def cache_type(args: argparse.Namespace) -> str:
     default = both or _CACHE_TYPE
     keys, values = args.cache_type_k or default, args.cache_type_v or default
     if keys != values or keys != (both or keys):
-        seen = f"-ctk {keys} and -ctv {values}" if keys != values else f"--cache-type {both} and -ctk {keys}"
-        raise UserError(f"{seen}: keys and values must have the same type: give only --cache-type")
+        got = f"-ctk {keys} and -ctv {values}" if keys != values else f"--cache-type {both} and -ctk {keys}"
+        raise UserError(f"{got}: keys and values must have the same type: give only --cache-type")
     return keys
 
 
@@ -530,7 +530,7 @@ def note_left_out(tokenizer: "Tokenizer", *texts: str) -> None:
 
 def facts(session: "Session") -> dict[str, Any]:
     """Returns the facts on which figures depend: the model, how it ran, and the machine."""
-    return asdict(Setup.of(session))
+    return asdict(Setup.from_session(session))
 
 
 def end(args: argparse.Namespace, report: dict[str, Any]) -> int:

@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
     options.print_notes(done.notes)
     print("\n".join(_table(done.shares)))
     size, before = options.size(done.after), options.size(done.before)
-    seen = f"{done.type}, {before} -> {size}, {done.bits:.2f} bits a weight, {done.seconds:.1f} s"
-    print(f"{args.output}: {seen}")
+    got = f"{done.type}, {before} -> {size}, {done.bits:.2f} bits a weight, {done.seconds:.1f} s"
+    print(f"{args.output}: {got}")
     return options.end(args, _report(done))
 
 

@@ -125,8 +125,8 @@ def _unpacked(checkpoint: Checkpoint, name: str, scale: str, inverse: bool) -> t
 
 def _check_factor(name: str, factor: float) -> None:
     if not abs(factor) <= _MOST:
-        seen = f"tensor {name!r} has the factor {factor:g}"
-        raise ConvertError(f"{seen}: blocks of TQ2_0 hold one up to {_MOST:g}")
+        got = f"tensor {name!r} has the factor {factor:g}"
+        raise ConvertError(f"{got}: blocks of TQ2_0 hold one up to {_MOST:g}")
 
 
 def pack_tq2_0(codes: Array, factor: float) -> Array:

@@ -101,15 +101,15 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the model's own names, and a note if tools had added parts to them. ConvertError:
     it has matrices of an adapter in addition to the weights, or two tensors get one name."""
     if unmerged := next((name for name in checkpoint.files if _UNMERGED.search(name)), None):
-        seen = f"{checkpoint.folder} has weights and an adapter's matrices ({printable(unmerged)})"
-        raise ConvertError(f"{seen}: merge them with PEFT's merge_and_unload and save the result")
+        got = f"{checkpoint.folder} has weights and an adapter's matrices ({printable(unmerged)})"
+        raise ConvertError(f"{got}: merge them with PEFT's merge_and_unload and save the result")
     found: dict[str, Stored] = {}
     wrapped = ""
     for name, stored in checkpoint.files.items():
         own = _WRAPPED.sub("", name)
         if own in found:
-            seen = f"{checkpoint.folder} has tensor {printable(own)} twice"
-            raise ConvertError(f"{seen}, once with a prefix: save the model again")
+            got = f"{checkpoint.folder} has tensor {printable(own)} twice"
+            raise ConvertError(f"{got}, once with a prefix: save the model again")
         found[own], wrapped = stored, wrapped or name * (own != name)
     notes = (f"names such as {printable(wrapped)} have prefixes of training tools, which are left out",)
     return replace(checkpoint, files=found, notes=notes if wrapped else ())

@@ -192,8 +192,8 @@ def rope_notes(config: Settings) -> list[str]:
         return []
     rope = rope_of(config)
     if rope.kind == "default" and "factor" in rope.settings:
-        seen = f"its rotary scaling has a factor of {shown(rope.settings.values['factor'])} and no type"
-        return [f"{seen}: positions are not scaled, as transformers reads it"]
+        got = f"its rotary scaling has a factor of {shown(rope.settings.values['factor'])} and no type"
+        return [f"{got}: positions are not scaled, as transformers reads it"]
     if rope.kind == "dynamic":
         context = config.integer("max_position_embeddings")
         return [f"its rotary scaling is dynamic, which changes nothing up to {context} positions: left out"]

@@ -45,8 +45,8 @@ def predictor_sources(folder: Path, checkpoint: Checkpoint, sizes: Mapping[str, 
         found += _of_layer(path, layer, checkpoint, sizes)
     numbers = [int(match[1]) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))]
     if max(numbers) >= sizes["L"]:
-        seen = f"{folder} has model_{max(numbers)}.pt, but the model has {sizes['L']} layers"
-        raise ConvertError(f"{seen}: these are predictors of another model")
+        got = f"{folder} has model_{max(numbers)}.pt, but the model has {sizes['L']} layers"
+        raise ConvertError(f"{got}: these are predictors of another model")
     return found
 
 

@@ -170,9 +170,9 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
     method: Quantised = checkpoint.config.get("quantised") or Quantised("", ())
     types = {name: stored.file.dtype(stored.name) for name, stored in checkpoint.files.items()}
     if method.stored and not {*method.stored} & {*types.values()}:
-        seen = f"{_QUANTISED_BY} {method.name}, but no tensor is {' or '.join(method.stored)}"
+        got = f"{_QUANTISED_BY} {method.name}, but no tensor is {' or '.join(method.stored)}"
         needed = "download all files, or remove the key if the weights are not quantised"
-        raise ConvertError(f"{checkpoint.config.path}: {seen}: {needed}")
+        raise ConvertError(f"{checkpoint.config.path}: {got}: {needed}")
     files = dict(checkpoint.files)
     if method.blocks:
         files = {name: stored for name, stored in files.items() if not name.endswith(_OF_ACTIVATIONS)}
@@ -211,13 +211,13 @@ def _parts(name: str, type: str, method: Quantised, files: Mapping[str, Stored])
 def _check_plain(name: str, type: str, method: Quantised) -> None:
     """Raises ConvertError if an unquantised tensor has 8-bit floats, or is a scale without its codes."""
     if method.blocks and name.endswith(_OF_WEIGHTS):
-        seen = f"tensor {shown(name)} holds scales, but the tensor that they belong to is not"
-        raise ConvertError(f"{seen} stored as {' or '.join(method.stored)}: download all files again")
+        got = f"tensor {shown(name)} holds scales, but the tensor that they belong to is not"
+        raise ConvertError(f"{got} stored as {' or '.join(method.stored)}: download all files again")
     if type.startswith("F8_"):
-        seen = f"tensor {shown(name)} is {type}"
+        got = f"tensor {shown(name)} is {type}"
         if not method.stored:
-            raise ConvertError(f"{seen}, but config.json has no quantization_config: download it again")
-        raise ConvertError(f"{seen}, which {method.name} does not store: {_FP8} with scales is needed")
+            raise ConvertError(f"{got}, but config.json has no quantization_config: download it again")
+        raise ConvertError(f"{got}, which {method.name} does not store: {_FP8} with scales is needed")
 
 
 def _matrix(weight: str, names: list[str], stored: list[Stored], blocks: tuple[Block, ...]) -> "Dequantised":
@@ -236,11 +236,11 @@ def _matrix(weight: str, names: list[str], stored: list[Stored], blocks: tuple[B
     fitting = [size for shape, size in possible if _fits(shapes[1], shape)]
     if not fitting:
         allowed = " or ".join(str(list(shape)) for shape, _ in possible)
-        seen = f"tensor {shown(names[1])} has shape {list(shapes[1])}"
-        raise ConvertError(f"{seen}: {list(shapes[0])} of {shown(names[0])} implies {allowed}")
+        got = f"tensor {shown(names[1])} has shape {list(shapes[1])}"
+        raise ConvertError(f"{got}: {list(shapes[0])} of {shown(names[0])} implies {allowed}")
     if packed and not _fits(shapes[2], (*stack, 1, 1)):
-        seen = f"tensor {shown(names[2])} has shape {list(shapes[2])}"
-        raise ConvertError(f"{seen}: one factor of each matrix is needed")
+        got = f"tensor {shown(names[2])} has shape {list(shapes[2])}"
+        raise ConvertError(f"{got}: one factor of each matrix is needed")
     return Dequantised(tuple(names), tuple(stored), (*stack, rows, columns), fitting[0])
 
 
@@ -354,8 +354,8 @@ def _numbers(name: str, stored: Stored) -> Floats:
 
 def _positive(name: str, scales: Floats) -> Floats:
     if not (valid := np.isfinite(scales) & (scales > 0)).all():
-        seen = f"tensor {shown(name)} holds the scale {scales[~valid][0]:g}"
-        raise ConvertError(f"{seen}: finite numbers above 0 are needed")
+        got = f"tensor {shown(name)} holds the scale {scales[~valid][0]:g}"
+        raise ConvertError(f"{got}: finite numbers above 0 are needed")
     return scales
 
 

@@ -101,8 +101,8 @@ class Settings:
         return [id for id in found if id is not None]
 
     def error(self, key: str, needed: str) -> ConvertError:
-        seen = f"is {shown(self.get(key))}" if key in self else "is missing"
-        return ConvertError(f"{self.path}: {key} {seen}: {needed} is needed")
+        got = f"is {shown(self.get(key))}" if key in self else "is missing"
+        return ConvertError(f"{self.path}: {key} {got}: {needed} is needed")
 
     def _typed(self, key: str, default: _V | None, kind: type[_V], needed: str) -> _V:
         value = self.get(key) if key in self else default

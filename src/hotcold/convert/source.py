@@ -95,5 +95,5 @@ def check_shape(checkpoint: Checkpoint, name: str, expected: tuple[int, ...]) ->
     if name not in checkpoint.files:
         raise ConvertError(f"{checkpoint.folder} has no tensor {name!r}: the checkpoint is not complete")
     if (shape := checkpoint.shape(name)) != expected:
-        seen = f"tensor {name!r} has shape {list(shape)}: config.json implies {list(expected)}"
-        raise ConvertError(f"{checkpoint.folder}: {seen}")
+        got = f"tensor {name!r} has shape {list(shape)}: config.json implies {list(expected)}"
+        raise ConvertError(f"{checkpoint.folder}: {got}")

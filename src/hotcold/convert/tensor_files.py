@@ -137,8 +137,8 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(name for name, _ in pairs)
         if len(counts) < len(pairs):
-            seen = f"{path} has {shown(counts.most_common(1)[0][0])} twice in its header"
-            raise ConvertError(f"{seen}: which of the two counts is unknown; save or download it again")
+            got = f"{path} has {shown(counts.most_common(1)[0][0])} twice in its header"
+            raise ConvertError(f"{got}: which of the two counts is unknown; save or download it again")
         return dict(pairs)
 
     with path.open("rb") as file:
@@ -153,8 +153,8 @@ def _open_shards(folder: Path, index: Settings, open_file: _Open, suffix: str) -
     for name, shard in index.section("weight_map").values.items():
         # A shard is a file name in the index's folder; a path could lead anywhere.
         if not isinstance(shard, str) or not shard.endswith(suffix) or Path(shard).name != shard:
-            seen = f"{shown(name)} is in {shown(shard)}"
-            raise ConvertError(f"{index.path}: {seen}: a {suffix} file name is needed")
+            got = f"{shown(name)} is in {shown(shard)}"
+            raise ConvertError(f"{index.path}: {got}: a {suffix} file name is needed")
         listed = f"which {index.path.name} lists"
         if shard not in shards:
             if not (folder / shard).is_file():

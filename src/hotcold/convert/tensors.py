@@ -232,8 +232,8 @@ def _refuse_others(checkpoint: Checkpoint, used: set[str], left_out: str) -> Non
     if left_out:
         others = [name for name in others if not re.search(left_out, name)]
     if others:
-        seen = f"tensors that are not supported for this model ({len(others)}, such as {shown(others[0])})"
-        raise ConvertError(f"{checkpoint.folder} has {seen}: without them it would be another model")
+        got = f"tensors that are not supported for this model ({len(others)}, such as {shown(others[0])})"
+        raise ConvertError(f"{checkpoint.folder} has {got}: without them it would be another model")
 
 
 def interleave_rotary(values: Array, heads: int) -> Array:

@@ -63,8 +63,8 @@ def _ranks(path: Path) -> dict[bytes, int]:
         except binascii.Error:
             token = b""
         if rank != str(number).encode() or not token or len(token) > _MAX_BYTES or token in ranks:
-            seen = f"line {number + 1} is {shown(line.decode(errors='replace'))}"
-            raise ConvertError(f"{path}: {seen}: a new token in base64 and the rank {number} are needed")
+            got = f"line {number + 1} is {shown(line.decode(errors='replace'))}"
+            raise ConvertError(f"{path}: {got}: a new token in base64 and the rank {number} are needed")
         ranks[token] = number
     return ranks
 

@@ -69,8 +69,8 @@ def _vocab(tokenizer: Settings, model: Settings) -> dict[int, str]:
     tokens: dict[int, str] = {}
     for text, id in model.section("vocab").values.items():
         if type(id) is not int or id < 0 or id in tokens:
-            seen = f"token {shown(text)} has id {shown(id)}"
-            raise ConvertError(f"{tokenizer.path}: {seen}: a unique id is needed")
+            got = f"token {shown(text)} has id {shown(id)}"
+            raise ConvertError(f"{tokenizer.path}: {got}: a unique id is needed")
         tokens[id] = text
     return tokens
 
@@ -206,10 +206,10 @@ def _pre_kind(tokenizer: Settings, ignore_merges: bool) -> str:
     if fitting:
         return fitting[0]
     if kinds:
-        seen = f"{', '.join(kinds)}, but with ignore_merges {ignore_merges}"
+        got = f"{', '.join(kinds)}, but with ignore_merges {ignore_merges}"
     else:
-        seen = f"{' then '.join(steps)[:600]!r}; supported are {', '.join(PRE_TOKENIZERS)}"
-    raise ConvertError(f"{tokenizer.path}: GGUF has no name for its pre_tokenizer: it is {seen}")
+        got = f"{' then '.join(steps)[:600]!r}; supported are {', '.join(PRE_TOKENIZERS)}"
+    raise ConvertError(f"{tokenizer.path}: GGUF has no name for its pre_tokenizer: it is {got}")
 
 
 def _steps(step: Any) -> list[str]:

@@ -102,8 +102,8 @@ def _below(vocab_size: int, settings: Settings, key: str, notes: list[str]) -> l
     """The token ids of a key; ids without a token are left out with a note."""
     ids = settings.tokens(key)
     if beyond := [id for id in ids if id >= vocab_size]:
-        seen = f"{settings.path.name}: {key} {beyond[0]}"
-        notes.append(f"{seen} is left out, since the weights have {vocab_size} tokens")
+        got = f"{settings.path.name}: {key} {beyond[0]}"
+        notes.append(f"{got} is left out, since the weights have {vocab_size} tokens")
     return [id for id in ids if id < vocab_size]
 
 
@@ -119,8 +119,8 @@ def _ends(checkpoint: Checkpoint, eos: int | None, tokens: list[Piece], notes: l
     keys |= {f"{name}_token_id": id for name, id in zip(("eot", "eom"), others, strict=False)}
     if rest := others[2:]:
         keys[MORE_ENDS] = np.array(rest, np.int32)
-        seen = f"GGUF has keys for 3 tokens that end a text: {len(rest)} more are in {MORE_ENDS}"
-        notes.append(f"{seen}, which llama.cpp does not read")
+        got = f"GGUF has keys for 3 tokens that end a text: {len(rest)} more are in {MORE_ENDS}"
+        notes.append(f"{got}, which llama.cpp does not read")
     return keys
 
 

@@ -222,7 +222,7 @@ class Engine:
     def _stats(self) -> EngineStats:
         scheduler, pool, slots = self.scheduler, self.session.cache, self.session.slots
         counters = self.session.counters
-        figures = Figures.of(counters, self.session.footprint)
+        figures = Figures.from_counters(counters, self.session.footprint)
         speculation = scheduler.speculation
         return EngineStats(
             running=len(scheduler.running),

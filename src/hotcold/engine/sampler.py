@@ -86,8 +86,8 @@ class Sampler:
         first = int(logits.argmax())  # the lowest id on a tie; NaN counts as the largest
         best = float(logits[first])
         if not best < math.inf:
-            seen = f"the model's logits contain {best}, not a finite number"
-            raise DamagedModelError(f"{seen}: its file is damaged")
+            got = f"the model's logits contain {best}, not a finite number"
+            raise DamagedModelError(f"{got}: its file is damaged")
         if greedy and not adjusted and allowed is None and best > -math.inf:
             return first
         added = None

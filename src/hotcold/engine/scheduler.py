@@ -127,10 +127,8 @@ class Scheduler:
         free_rows = self.batch.limits.sequences - len(self.running)
         if self.max_waiting is not None and len(self.waiting) - free_rows >= self.max_waiting:
             wait = max(math.ceil(self._seconds_per_end), 1)
-            seen = f"{len(self.running)} requests run and {len(self.waiting)} wait"
-            raise RequestError(
-                f"{seen}, which is the limit: try again in {wait} s", "queue_full", float(wait)
-            )
+            got = f"{len(self.running)} requests run and {len(self.waiting)} wait"
+            raise RequestError(f"{got}, which is the limit: try again in {wait} s", "queue_full", float(wait))
         request.timings.added = time.perf_counter()
         request.arrival = self._arrivals
         self._arrivals += 1
@@ -153,8 +151,8 @@ class Scheduler:
         self._changing = True  # an exception from here on makes the next call drop everything again
         for request in self.running:
             if not request.finished:
-                told = f"a step {why}, which ended the running requests: send the request again"
-                request.error = RequestError(told, "engine_failed")
+                message = f"a step {why}, which ended the running requests: send the request again"
+                request.error = RequestError(message, "engine_failed")
                 request.finish("cancelled")
         self.waiting = deque(request for request in self.waiting if not request.finished)
         if whole:

@@ -24,8 +24,8 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
         raise UserError(f"stop has {len(stops)} strings: at most {MAX_STOPS} are allowed")
     for each in stops:
         if not isinstance(each, str) or not 0 < len(each) <= MAX_STOP_LENGTH:
-            seen = f"a string of {len(each)}" if isinstance(each, str) else shown(each)
-            raise UserError(f"stop holds {seen}: strings of 1 to {MAX_STOP_LENGTH} characters are needed")
+            got = f"a string of {len(each)}" if isinstance(each, str) else shown(each)
+            raise UserError(f"stop holds {got}: strings of 1 to {MAX_STOP_LENGTH} characters are needed")
     return stops
 
 

@@ -83,8 +83,8 @@ class Tensor:
             raise ValueError(f"tensor shape {self.shape}: one or more dimensions, all positive, are needed")
         expected = self.type.data_shape(self.shape)
         if self.data.dtype != np.uint8 or self.data.shape != expected or not self.data.flags.c_contiguous:
-            seen = f"data of {self.type.name} tensor {self.shape} is {self.data.dtype} {self.data.shape}"
-            raise ValueError(f"{seen}: C-contiguous uint8 {expected} is needed")
+            got = f"data of {self.type.name} tensor {self.shape} is {self.data.dtype} {self.data.shape}"
+            raise ValueError(f"{got}: C-contiguous uint8 {expected} is needed")
 
     @property
     def nbytes(self) -> int:

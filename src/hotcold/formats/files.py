@@ -113,8 +113,8 @@ def _nearest(path: Path) -> str:
 
 
 def _special(mode: int) -> FileError:
-    seen = "a directory" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device or socket"
-    return FileError(f"is {seen}: a regular file is needed")
+    got = "a directory" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device or socket"
+    return FileError(f"is {got}: a regular file is needed")
 
 
 if sys.platform == "win32":

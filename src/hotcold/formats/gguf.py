@@ -213,8 +213,8 @@ class GGUFFile:
         """The names of the tensors with interleaved rows, in the order of their rows."""
         names = self.metadata.get(SIDE_BY_SIDE_KEY, [])
         if not isinstance(names, list) or len(names) == 1 or len({*names}) != len(names):
-            seen = printable(repr(names), 80)
-            raise GGUFError(f"{SIDE_BY_SIDE_KEY} is {seen}: names of two tensors or more are needed")
+            got = printable(repr(names), 80)
+            raise GGUFError(f"{SIDE_BY_SIDE_KEY} is {got}: names of two tensors or more are needed")
         for name in names:
             values.check_name(name)
         return names
@@ -264,9 +264,9 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         others = gguf_split.other_parts(first.path, split)
     file = GGUFFile(first, (_Part(other, number, split) for number, other in enumerate(others, 1)))
     if file.count != split.tensors:
-        seen = f"the {split.parts} files have {file.count} tensors together"
+        got = f"the {split.parts} files have {file.count} tensors together"
         with naming(first.path, GGUFError):
-            raise GGUFError(f"{seen}, but split.tensors.count is {split.tensors}: download them again")
+            raise GGUFError(f"{got}, but split.tensors.count is {split.tensors}: download them again")
     return file
 
 
@@ -305,7 +305,7 @@ class _Part:
             cursor = Cursor(self.file.read, self.file.size)
             self.magic, self.version, metadata, tensors, self.spans = _read_header(cursor)
             _check_layout(tensors, self.file.size)
-            self.split = Split.of(metadata)
+            self.split = Split.from_metadata(metadata)
             if first is not None:
                 gguf_split.check_part(self.split, first, number)
         self.metadata = {} if number else metadata  # only the first part's is used

@@ -27,7 +27,7 @@ class Split:
     tensors: int  #: number of tensors in all parts
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> "Split | None":
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> "Split | None":
         """The split that ``metadata`` states; None for a model in one file. ``GGUFError``: impossible
         numbers."""
         parts = _number(metadata, "split.count", 0, MAX_PARTS)
@@ -40,8 +40,8 @@ class Split:
 def _number(metadata: Mapping[str, Any], key: str, absent: int | None, most: int) -> int:
     value = metadata.get(key, absent)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        seen = "is missing" if value is None else f"is {shown(value)}"
-        raise GGUFError(f"{key} {seen}: 0 to {most} is needed in a file of a split model")
+        got = "is missing" if value is None else f"is {shown(value)}"
+        raise GGUFError(f"{key} {got}: 0 to {most} is needed in a file of a split model")
     return value
 
 
@@ -89,6 +89,6 @@ def check_part(split: Split | None, first: Split, number: int) -> None:
     if split is None:
         raise GGUFError(f"is not part of a split model: part {number + 1} of {first.parts} is needed")
     if (split.part, split.parts, split.tensors) != (number, first.parts, first.tensors):
-        seen = f"part {split.part + 1} of {split.parts} of a model of {split.tensors} tensors"
+        got = f"part {split.part + 1} of {split.parts} of a model of {split.tensors} tensors"
         needed = f"part {number + 1} of {first.parts} of a model of {first.tensors}"
-        raise GGUFError(f"says that it is {seen}: {needed} is needed; download it again")
+        raise GGUFError(f"says that it is {got}: {needed} is needed; download it again")

@@ -292,8 +292,8 @@ def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], 
         raise GGUFError(f"{what} holds integers from {span}: no type of 64 bits covers them")
     for value in values:
         if _LARGEST_F32 < abs(value) < math.inf:
-            seen = printable(hex(value) if isinstance(value, int) else repr(value), 80)
-            raise GGUFError(f"{what} holds {seen}, too large for float32: give it as numpy.float64")
+            got = printable(hex(value) if isinstance(value, int) else repr(value), 80)
+            raise GGUFError(f"{what} holds {got}, too large for float32: give it as numpy.float64")
     return np.array(values, np.float32)
 
 

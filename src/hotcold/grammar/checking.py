@@ -51,8 +51,8 @@ class GrammarProcess:
                 lark: str = self._process.ask({"kind": grammar.kind, "source": grammar.source})["lark"]
             except ProcessTimeout as error:
                 if error.by_clock:
-                    told = "the machine is too busy to check the grammar: try again later"
-                    raise RequestError(told, "queue_full", RETRY_S) from None
+                    message = "the machine is too busy to check the grammar: try again later"
+                    raise RequestError(message, "queue_full", RETRY_S) from None
                 raise GrammarError(f"the grammar is too complex: {error}") from None
             except ProcessDied as error:
                 if last:
@@ -69,8 +69,8 @@ class GrammarProcess:
             if self._process.ask({}):
                 self._process.ask({"vocabulary": self._vocabulary.to_plain()}, VOCABULARY_S)
         except ProcessDied as error:
-            told = f"grammars cannot be checked now: {error}"
-            raise RequestError(told, "engine_failed", RETRY_S) from None
+            message = f"grammars cannot be checked now: {error}"
+            raise RequestError(message, "engine_failed", RETRY_S) from None
         except UserError as error:
             raise RequestError(str(error), "engine_failed") from None
 

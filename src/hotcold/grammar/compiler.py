@@ -42,7 +42,7 @@ class GrammarVocabulary:
     stops: Sequence[int]  #: tokens that end the text, at least one
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self:
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> Self:
         """Collects the facts. GrammarError: the vocabulary has no token that ends a text."""
         if not tokenizer.stop_ids:
             raise GrammarError("this model has no token that ends a text, which constrained answers need")

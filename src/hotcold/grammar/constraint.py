@@ -84,8 +84,8 @@ class Grammars:
                 return future
             known = self._checked.get(grammar)
             if known is None and len(self._under_way) >= MOST_CHECKS:
-                told = f"{MOST_CHECKS} grammars are being checked: try again later"
-                raise RequestError(told, "queue_full", RETRY_S)
+                message = f"{MOST_CHECKS} grammars are being checked: try again later"
+                raise RequestError(message, "queue_full", RETRY_S)
             future = Future()
             future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
             if known is None:
@@ -167,7 +167,7 @@ class Grammars:
 
     def _of_tokenizer(self) -> GrammarVocabulary:
         if self._vocabulary is None:
-            self._vocabulary = GrammarVocabulary.of(self._tokenizer)
+            self._vocabulary = GrammarVocabulary.from_tokenizer(self._tokenizer)
         return self._vocabulary
 
 

@@ -38,8 +38,8 @@ class References:
         base = self._root.get("$id") if isinstance(self._root, dict) else None
         local = reference.removeprefix(base) if isinstance(base, str) and base else reference
         if local and not local.startswith("#"):
-            told = "only references within the schema, '#/...', are allowed"
-            raise GrammarError(f"$ref is {shown(reference)}: {told}")
+            message = "only references within the schema, '#/...', are allowed"
+            raise GrammarError(f"$ref is {shown(reference)}: {message}")
         found = self._root
         if local not in ("", "#") and not local.startswith("#/"):
             found = self._anchors.get(unquote(local[1:]))

@@ -121,8 +121,8 @@ class _Rewriting:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            told = f"a schema is {shown(schema)}" if not place.path else f"{place.path} is {shown(schema)}"
-            raise GrammarError(f"{told}: a schema is an object, true or false")
+            message = f"a schema is {shown(schema)}" if not place.path else f"{place.path} is {shown(schema)}"
+            raise GrammarError(f"{message}: a schema is an object, true or false")
         if place.level > MOST_LEVELS:
             raise GrammarError(f"the schema is nested too deeply: {MOST_LEVELS} levels are allowed")
         for key, value in schema.items():

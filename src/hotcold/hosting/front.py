@@ -227,8 +227,8 @@ class EngineFront:
         if len(self._replies) >= self.most:
             turns = (len(self._replies) - slots + 1) / slots
             retry = min(max(self._job_s * turns, 1.0), 60.0)
-            seen = f"{len(self._replies)} requests run or wait"
-            raise RequestError(f"{seen}, and no more are allowed: try again later", "queue_full", retry)
+            got = f"{len(self._replies)} requests run or wait"
+            raise RequestError(f"{got}, and no more are allowed: try again later", "queue_full", retry)
         self.check_length(job)
         id = self._next_id()
         try:

@@ -74,7 +74,7 @@ def model_info(engine: Engine) -> ModelInfo:
         neurons=model.config.neurons,
         gpu=", ".join(each.gpu.name for each in gpus) or None,
         hot_share=sum(each.hot_share for each in gpus) if gpus else None,
-        picture=Picture.of(session),
+        picture=Picture.from_session(session),
     )
 
 

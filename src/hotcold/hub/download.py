@@ -127,8 +127,8 @@ class _Hub:
         try:
             info = api.model_info(name.repo, revision=name.revision, timeout=_TIMEOUT_S, files_metadata=True)
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # a network's login page, say
-            seen = f"an invalid answer ({type(error).__name__})"
-            raise HubError(f"the hub gave {seen} for {name.repo}: check the connection") from error
+            got = f"an invalid answer ({type(error).__name__})"
+            raise HubError(f"the hub gave {got} for {name.repo}: check the connection") from error
         if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
             raise HubError(
                 f"the hub says that {name.repo} is at {shown(info.sha)}, which is not a commit: "

@@ -87,8 +87,8 @@ def check_write(values: npt.NDArray[Any], row: int, shape: tuple[int, ...], dtyp
         raise TypeError(f"values of {values.dtype}: this buffer holds {dtype}")
     most = shape[0] - row
     if values.shape[1:] != shape[1:] or len(values) > most or row < 0:
-        seen = f"values of shape {values.shape} from row {row} on"
-        raise ValueError(f"{seen}: this buffer has room for {most} rows of {shape[1:]}")
+        got = f"values of shape {values.shape} from row {row} on"
+        raise ValueError(f"{got}: this buffer has room for {most} rows of {shape[1:]}")
 
 
 def check_read(start: int, stop: int | None, rows: int) -> int:
@@ -141,11 +141,11 @@ def _check_residency(tensors: FFNTensors) -> None:
             raise ValueError("cold neurons stay in the file only of experts with gates without a bias")
         case ExpertSlots(slots, preloaded, pinned):
             if not 2 <= slots < tensors.experts:
-                seen = f"slots for {slots} of {tensors.experts} experts"
-                raise ValueError(f"{seen}: at least 2, and fewer than all, are needed")
+                got = f"slots for {slots} of {tensors.experts} experts"
+                raise ValueError(f"{got}: at least 2, and fewer than all, are needed")
             if len(preloaded) > slots or not 0 <= pinned <= min(len(preloaded), slots - 2):
-                seen = f"{len(preloaded)} experts are preloaded and {pinned} pinned in {slots} slots"
-                raise ValueError(f"{seen}: as many as slots are allowed, and all but 2 pinned")
+                got = f"{len(preloaded)} experts are preloaded and {pinned} pinned in {slots} slots"
+                raise ValueError(f"{got}: as many as slots are allowed, and all but 2 pinned")
 
 
 def _by_output(tensors: FFNTensors) -> tuple[int, int]:
@@ -154,8 +154,8 @@ def _by_output(tensors: FFNTensors) -> tuple[int, int]:
         return _by_blocks(tensors, tensors.down_blocks)
     sizes = {end - first for first, end in pairwise((0, *tensors.ends))} - {0}
     if len(sizes) > 1:
-        seen = f"experts of {min(sizes)} to {max(sizes)} neurons"
-        raise ValueError(f"{seen} with down by_output: each must have as many, or none")
+        got = f"experts of {min(sizes)} to {max(sizes)} neurons"
+        raise ValueError(f"{got} with down by_output: each must have as many, or none")
     size = max(sizes, default=0)
     experts = tensors.up.shape[0] // size if size else 0
     return experts * tensors.up.shape[1], size
@@ -163,12 +163,12 @@ def _by_output(tensors: FFNTensors) -> tuple[int, int]:
 
 def _by_blocks(tensors: FFNTensors, blocks: npt.NDArray[np.bool_]) -> tuple[int, int]:
     if tensors.activation not in SPARSE_ACTIVATIONS:
-        seen = f"blocks of down by output with activation {tensors.activation!r}"
-        raise ValueError(f"{seen}: an expert's down must be whole, or have an activation with zeros")
+        got = f"blocks of down by output with activation {tensors.activation!r}"
+        raise ValueError(f"{got}: an expert's down must be whole, or have an activation with zeros")
     size, expert_neurons = tensors.down.type.weights, np.diff((0, *tensors.ends))
     if blocks.shape[0] != tensors.experts or (blocks.sum(1) * size != expert_neurons).any():
-        seen = f"blocks of down {blocks.shape}, {int(blocks.sum()) * size} neurons in all"
-        raise ValueError(f"{seen}: each of {tensors.experts} experts needs those of its rows of up")
+        got = f"blocks of down {blocks.shape}, {int(blocks.sum()) * size} neurons in all"
+        raise ValueError(f"{got}: each of {tensors.experts} experts needs those of its rows of up")
     return tensors.experts * tensors.up.shape[1], blocks.shape[1] * size
 
 
@@ -201,8 +201,8 @@ def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
         raise ValueError(f"activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
     if activation in GATED_ACTIVATIONS and not gated:
         instead = {"drelu": "relu", "swiglu_oai": "silu"}[activation]
-        seen = f"activation {activation!r} without a gate"
-        raise ValueError(f"{seen}: it multiplies gate and up; use {instead!r} instead")
+        got = f"activation {activation!r} without a gate"
+        raise ValueError(f"{got}: it multiplies gate and up; use {instead!r} instead")
     if not math.isfinite(threshold) or threshold < 0:
         raise ValueError(f"activation threshold {threshold}: a finite number of at least 0 is needed")
     if threshold and activation not in SPARSE_ACTIVATIONS:
@@ -213,8 +213,8 @@ def check_activation(activation: str, threshold: float, *, gated: bool) -> None:
 def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | None) -> None:
     """Refuses arguments that :meth:`Backend.top_k` cannot rank; for buffers that are NumPy arrays."""
     if logits.dtype != np.float32 or logits.ndim != 2:
-        seen = f"{logits.dtype} of shape {logits.shape}"
-        raise TypeError(f"logits are {seen}: float32 [R, V] is needed")
+        got = f"{logits.dtype} of shape {logits.shape}"
+        raise TypeError(f"logits are {got}: float32 [R, V] is needed")
     if not 0 <= row < len(logits):
         raise ValueError(f"row {row} of logits that have {len(logits)}")
     if k < 1:
@@ -226,8 +226,8 @@ def check_top_k(logits: Buffer, row: int, k: int, bias: tuple[Ints, Floats] | No
     if bias is not None and len(bias[0]):
         ids = bias[0].tolist()  # few ids: faster than NumPy's minimum
         if not 0 <= min(ids) <= max(ids) < logits.shape[1]:
-            seen = f"bias names ids {min(ids)} to {max(ids)}"
-            raise ValueError(f"{seen}: 0 to {logits.shape[1] - 1} are there")
+            got = f"bias names ids {min(ids)} to {max(ids)}"
+            raise ValueError(f"{got}: 0 to {logits.shape[1] - 1} are there")
 
 
 def check_softcap(cap: float, prefix: str = "") -> None:
@@ -316,8 +316,8 @@ def check_predictor(tensors: PredictorTensors) -> None:
     check_matrix(tensors.first)
     check_matrix(tensors.second)
     if tensors.second.shape[1] != tensors.first.shape[0]:
-        seen = f"predictor factors {tensors.first.shape} and {tensors.second.shape}"
-        raise ValueError(f"{seen}: rows of the first must equal columns of the second")
+        got = f"predictor factors {tensors.first.shape} and {tensors.second.shape}"
+        raise ValueError(f"{got}: rows of the first must equal columns of the second")
     _check_vector("predictor threshold", tensors.threshold, tensors.second.shape[0])
     _check_experts("predictor", tensors.second.shape[0], tensors)
 

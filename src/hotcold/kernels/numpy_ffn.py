@@ -310,11 +310,11 @@ def check_ids(ids: Ints, experts: int) -> None:
     for row, choice in enumerate(ids):
         for rank, expert in enumerate(choice):
             if not 0 <= expert < experts:
-                seen = f"expert {expert} of row {row} is out of range"
-                raise ValueError(f"{seen}; allowed: 0 to {experts - 1}")
+                got = f"expert {expert} of row {row} is out of range"
+                raise ValueError(f"{got}; allowed: 0 to {experts - 1}")
             if rank and expert <= choice[rank - 1]:
-                seen = f"expert {expert} of row {row} follows {choice[rank - 1]}"
-                raise ValueError(f"{seen}: a row's experts must ascend")
+                got = f"expert {expert} of row {row} follows {choice[rank - 1]}"
+                raise ValueError(f"{got}: a row's experts must ascend")
 
 
 def sigmoid(x: Floats) -> Floats:

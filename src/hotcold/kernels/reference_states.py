@@ -53,8 +53,8 @@ def _sequences(batch: Batch, slots: int) -> Iterator[SequenceRows]:
         first, count = int(batch.first_rows[sequence]), int(batch.row_counts[sequence])
         source = int(batch.state_from[sequence])
         if first < 0 or count < 0 or first + count > batch.n_tokens:
-            seen = f"rows {first} to {first + count} of sequence {sequence}"
-            raise ValueError(f"batch: {seen} are out of range; allowed: 0 to {batch.n_tokens}")
+            got = f"rows {first} to {first + count} of sequence {sequence}"
+            raise ValueError(f"batch: {got} are out of range; allowed: 0 to {batch.n_tokens}")
         targets = batch.state_to[first : first + count].tolist()
         for field, slot in (("state_from", source), *(("state_to", target) for target in targets)):
             if not -1 <= slot < slots:

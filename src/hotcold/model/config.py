@@ -400,8 +400,8 @@ def _of_kinds(
         source = next((j for j in reversed(range(with_pages)) if windowed[j] == window), None)
         if source is None:
             kind = "with a window" if window else "without one"
-            seen = f"{keys.name(key)} is {layers - with_pages}, and layer {i} is {kind}"
-            raise ModelError(f"{seen}: a layer like it is needed before layer {with_pages}")
+            got = f"{keys.name(key)} is {layers - with_pages}, and layer {i} is {kind}"
+            raise ModelError(f"{got}: a layer like it is needed before layer {with_pages}")
         shared = finished[source]
         finished.append(replace(shape, kv_heads=shared.kv_heads, head_dim=length, pages_of=source))
     return tuple(finished)
@@ -418,8 +418,8 @@ def _growth(keys: Keys, family: Family, positions: Sequence[LayerPositions], hea
     if not (rate := keys.factor("attention.temperature_scale", 0.0)):
         return None
     if any(each.rope is None or each.rope.dim != head_dim for each in positions):
-        seen = f"{keys.name('attention.temperature_scale')} is {rate:g}"
-        raise ModelError(f"{seen}: it needs layers whose heads are rotated as a whole")
+        got = f"{keys.name('attention.temperature_scale')} is {rate:g}"
+        raise ModelError(f"{got}: it needs layers whose heads are rotated as a whole")
     original = "rope.scaling.original_context_length"
     length = "attention.temperature_length" if "attention.temperature_length" in keys else original
     return Growth(rate, keys.whole(length, 1, 1 << 24))
@@ -433,8 +433,8 @@ def _vocab(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> in
     vocab = whole("rows of token_embd.weight", table.shape[0], 1, MAX_VOCAB)
     tokens: Any = metadata.get("tokenizer.ggml.tokens")
     if hasattr(tokens, "__len__") and len(tokens) != vocab:
-        seen = f"tokenizer.ggml.tokens has {len(tokens)} tokens"
-        raise ModelError(f"{seen}: token_embd.weight has {vocab} rows")
+        got = f"tokenizer.ggml.tokens has {len(tokens)} tokens"
+        raise ModelError(f"{got}: token_embd.weight has {vocab} rows")
     return vocab
 
 
@@ -475,8 +475,8 @@ def _ffn(
     several = hasattr(value, "__len__") and not isinstance(value, str)
     thresholds = list(value) if several else [value]
     if not all(map(is_number, thresholds)) or (several and len(thresholds) != layers):
-        seen = f"{hotcold_keys.name('ffn.threshold')} is {shown(value)}"
-        raise ModelError(f"{seen}: a number is needed, or an array of {layers}, one for each layer")
+        got = f"{hotcold_keys.name('ffn.threshold')} is {shown(value)}"
+        raise ModelError(f"{got}: a number is needed, or an array of {layers}, one for each layer")
     try:
         for threshold in thresholds:
             check_activation(activation, float(threshold), gated=gated)

@@ -17,7 +17,7 @@ class Devices:
     gpus: tuple[Backend, ...] = field(default=(), kw_only=True)
 
     @classmethod
-    def of(cls, backend: "Backend | Devices", layers: int) -> "Devices":
+    def from_backend(cls, backend: "Backend | Devices", layers: int) -> "Devices":
         """Returns the given devices, or one backend for all parts."""
         return backend if isinstance(backend, Devices) else cls(backend, (backend,) * layers, backend)
 

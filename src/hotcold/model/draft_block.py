@@ -137,10 +137,10 @@ def load_draft(
     backend. Errors as in :func:`load_weights`."""
     whole = _with_block(config, file.tensors)
     assert whole is not None
-    devices = Devices.of(devices, config.layers)
+    devices = Devices.from_backend(devices, config.layers)
     backend, apart = devices.embedding, devices.head is not devices.embedding
     nextn, total = f"blk.{config.layers}.nextn.", draft_bytes(file, config)
-    reader = ModelReader.of(file, whole, backend, progress or (lambda done, total: None), total)
+    reader = ModelReader.from_file(file, whole, backend, progress or (lambda done, total: None), total)
     layer = reader.layer(config.layers, backend.ffn_weights)
     joined = file.load(f"{nextn}eh_proj.weight")
     blocks = np.arange(2 * config.dim // joined.type.weights).reshape(2, -1)

@@ -58,8 +58,8 @@ class Keys:
         values = set(self.per_layer(key, 0 if none else low, high, layers))
         counted = (values - {0} if none else values) or values
         if len(counted) > 1:
-            seen = f"{self.name(key)} is {min(counted)} in some layers and {max(counted)} in others"
-            raise ModelError(f"{seen}: layers that differ in it are not supported yet")
+            got = f"{self.name(key)} is {min(counted)} in some layers and {max(counted)} in others"
+            raise ModelError(f"{got}: layers that differ in it are not supported yet")
         return counted.pop()
 
     def per_layer(
@@ -78,8 +78,8 @@ class Keys:
         """Reads a number above ``low`` and at most ``high``."""
         value = self._value(key, default)
         if not is_number(value) or not low < value <= high:
-            seen = f"{self.name(key)} is {shown(value)}"
-            raise ModelError(f"{seen}: above {low:g} and at most {high:g} is needed")
+            got = f"{self.name(key)} is {shown(value)}"
+            raise ModelError(f"{got}: above {low:g} and at most {high:g} is needed")
         return float(value)
 
     def factor(self, key: str, default: float) -> float:
@@ -138,9 +138,9 @@ def check_drafting(keys: Keys, layers: int, tensors: Iterable[str]) -> None:
     drafting = {int(each["block"]) for each in block_names if each["nextn"]}
     if wrong := present.intersection(range(layers, layers + keys.drafting)) - drafting:
         names = f"{keys.name('block_count')} and {keys.name('nextn_predict_layers')}"
-        seen = f"{names} are {layers + keys.drafting} and {keys.drafting}"
+        got = f"{names} are {layers + keys.drafting} and {keys.drafting}"
         fix = "gguf-set-metadata changes them, or convert the checkpoint again"
         raise ModelError(
-            f"{seen}, but blk.{max(wrong)} has no nextn tensors, so it is a layer of the model: "
+            f"{got}, but blk.{max(wrong)} has no nextn tensors, so it is a layer of the model: "
             f"{max(present) + 1} and {len(drafting)} are needed ({fix})"
         )

@@ -97,8 +97,8 @@ class ReadKeys(Mapping[str, Any]):
             if key not in EFFECTIVE:
                 unknown += [] if key in WITHOUT_EFFECT else [printable(name, 80)]
             elif not np.isin(value, EFFECTIVE[key]).all():
-                seen = f"{name} is {shown(value)}"
-                raise ModelError(f"{seen}: this is not supported yet in files of {architecture}")
+                got = f"{name} is {shown(value)}"
+                raise ModelError(f"{got}: this is not supported yet in files of {architecture}")
         if not unknown:
             return ()
         listed = ", ".join(unknown[:_LISTED]) + ", ..." * (len(unknown) > _LISTED)

@@ -287,7 +287,7 @@ class SequenceState:
     ) -> None:
         self.pages = PagePool(pages)
         self.slots = SlotPool(slots - spare, spare) if config.slot_bytes else None
-        layers = zip(Devices.of(backend, config.layers).layers, config.mixers, strict=True)
+        layers = zip(Devices.from_backend(backend, config.layers).layers, config.mixers, strict=True)
         self.layers: list[list[Buffer]] = []
         for ops, mixer in layers:
             if mixer.pages_of is not None:

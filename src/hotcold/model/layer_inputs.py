@@ -97,8 +97,8 @@ def _tables(reader: TensorReader, layers: int, width: int) -> Iterator[Matrix]:
     """Reads the table once and yields each layer's part; its rows have the values of all layers."""
     whole = reader.file.stored(f"{_TABLE}.weight")
     if width % whole.type.weights:
-        seen = f"tensor {_TABLE}.weight has blocks of {whole.type.weights} weights ({whole.type.name})"
-        raise ModelError(f"{seen}: they do not fit the {width} values of a layer")
+        got = f"tensor {_TABLE}.weight has blocks of {whole.type.weights} weights ({whole.type.name})"
+        raise ModelError(f"{got}: they do not fit the {width} values of a layer")
     nbytes = whole.type.row_bytes(width)
     parts = [np.empty((whole.rows, nbytes), np.uint8) for _ in range(layers)]
     for start in range(0, whole.rows, _ROWS):

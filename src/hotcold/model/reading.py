@@ -121,8 +121,8 @@ def check_scaled(file: GGUFFile, name: str) -> None:
         raise ModelError(f"tensor {name} multiplies {matrix}, which the file lacks")
     if not info.type.supported or info.type.panels:
         kinds = ", ".join(type.name for type in BLOCK_TYPES.values() if not type.panels)
-        seen = f"tensor {name} multiplies a matrix of block type {info.type.name}"
-        raise ModelError(f"{seen}: this is supported for {kinds}")
+        got = f"tensor {name} multiplies a matrix of block type {info.type.name}"
+        raise ModelError(f"{got}: this is supported for {kinds}")
 
 
 def stored_matrix(file: GGUFFile, name: str, vector: Callable[[str], Floats | None]) -> StoredTensor:

@@ -79,7 +79,7 @@ class Transformer:
     ) -> None:
         if len(ffns) != config.layers:
             raise ValueError(f"{len(ffns)} FFNs for {config.layers} layers: one each is needed")
-        devices = Devices.of(backend, config.layers)
+        devices = Devices.from_backend(backend, config.layers)
         length = limits.pages_per_sequence * PAGE
         tables = {
             rope: rope_table(rope, length, chosen_factors(rope, weights.rope_factors, length))

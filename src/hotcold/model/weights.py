@@ -141,8 +141,10 @@ def load_weights(
     ModelError: see :func:`check_tensors`; also a norm or bias that is not finite. GGUFError: the file cannot
     be read, or has changed."""
     total = check_tensors(file, config) if total is None else total
-    devices = Devices.of(backend, config.layers)
-    reader = ModelReader.of(file, config, devices.embedding, progress or (lambda done, total: None), total)
+    devices = Devices.from_backend(backend, config.layers)
+    reader = ModelReader.from_file(
+        file, config, devices.embedding, progress or (lambda done, total: None), total
+    )
     embedding, layers = reader.matrix("token_embd"), []
     for i, reader.backend in enumerate(devices.layers):
         layers.append(reader.layer(i, partial(devices.ffn_weights, i)))
@@ -177,12 +179,12 @@ def load_weights(
 
 def ffn_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """Returns a layer's FFN as ``backend`` takes it; errors as in :func:`load_weights`."""
-    return read_tensors(ModelReader.of(file, config, backend), config, layer)
+    return read_tensors(ModelReader.from_file(file, config, backend), config, layer)
 
 
 def shared_tensors(file: GGUFFile, config: Config, backend: Backend, layer: int) -> FFNTensors:
     """Returns a layer's shared expert, or the FFN parallel to its experts; see :func:`ffn_tensors`."""
-    return read_shared_tensors(ModelReader.of(file, config, backend), config, layer)
+    return read_shared_tensors(ModelReader.from_file(file, config, backend), config, layer)
 
 
 def expected_shapes(config: Config, present: Container[str]) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -251,7 +253,7 @@ class ModelReader(TensorReader):
     config: Config = field(kw_only=True)
 
     @classmethod
-    def of(cls, file: GGUFFile, config: Config, backend: Backend, *progress: Any) -> Self:
+    def from_file(cls, file: GGUFFile, config: Config, backend: Backend, *progress: Any) -> Self:
         required, optional = expected_shapes(config, file.tensors)
         centre = config.family.norm == "layer"
         shapes = required | optional

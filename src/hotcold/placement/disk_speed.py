@@ -67,8 +67,8 @@ def large_file(path: Path) -> RegularFile:
     """Opens a file that is long enough for :func:`measure_disk`. UserError: too short, or no regular file."""
     file = RegularFile(path)
     if file.size < 8 * SIZES[-1]:
-        seen = f"{printable(path.name)} has {size(file.size)}"
-        raise UserError(f"{seen}: a file of {size(8 * SIZES[-1])} at least is needed to measure its disk")
+        got = f"{printable(path.name)} has {size(file.size)}"
+        raise UserError(f"{got}: a file of {size(8 * SIZES[-1])} at least is needed to measure its disk")
     return file
 
 

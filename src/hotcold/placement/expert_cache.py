@@ -64,9 +64,9 @@ class ExpertCachePlan:
         if sum(whole.values()) + experts.count * sum(units) <= budget:
             return cls(budget, whole, experts.count, units, tuple(experts.count * bool(n) for n in units))
         if scales := [name for name in file.tensors if _EXPERT_SCALE.fullmatch(name) and not experts.beside]:
-            seen = f"tensor {scales[0]} multiplies experts, so all experts must be in memory"
+            got = f"tensor {scales[0]} multiplies experts, so all experts must be in memory"
             raise NoExpertsError(
-                f"`ram_budget` of {exact_size(budget)}: {seen}: leave it out, or give enough for all experts"
+                f"`ram_budget` of {exact_size(budget)}: {got}: leave it out, or give enough for all experts"
             )
         bill = {**bill, "reading": reading_bytes(_row_bytes(file, config))}
         free_bytes = budget - sum(bill.values())
@@ -149,13 +149,13 @@ class ExpertCachePlan:
         bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
         if self.all_fit:
             return f"all experts fit in {exact_size(self.budget_bytes)}: {bill}"
-        seen = f"{self.fitting} ({self.share:.0%} of their bytes)"
+        got = f"{self.fitting} ({self.share:.0%} of their bytes)"
         if self.profile:
             pinned = sorted({n for n, unit in zip(self.pinned, self.unit_bytes, strict=True) if unit})
             most = f"{pinned[0]}" if len(pinned) == 1 else f"{pinned[0]} to {pinned[-1]}"
-            seen += f", of them {most} pinned ({printable(self.profile)}),"
+            got += f", of them {most} pinned ({printable(self.profile)}),"
         others = f"others are read when a token needs them ({way_of_reading()})"
-        return f"{seen} fit in {exact_size(self.budget_bytes)}, {others}: {bill}"
+        return f"{got} fit in {exact_size(self.budget_bytes)}, {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
         """Returns the report for ``--json``."""

@@ -89,8 +89,8 @@ def find_hardware(name: str) -> Hardware:
         names = [field.name for field in fields(Hardware) if field.default is MISSING]
         optional = [field.name for field in fields(Hardware) if field.default is not MISSING]
         if not isinstance(data, dict) or data.keys() - set(optional) != set(names):
-            seen = f"an object with exactly {', '.join(names)} is needed"
-            raise UserError(f"{seen}; {', '.join(optional)} may be added")
+            got = f"an object with exactly {', '.join(names)} is needed"
+            raise UserError(f"{got}; {', '.join(optional)} may be added")
         return Hardware(**data)
     except (ValueError, RecursionError) as error:
         raise UserError(f"hardware {shown(name)}: {error}; presets: {', '.join(PRESETS)}") from None

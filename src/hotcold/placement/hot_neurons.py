@@ -175,9 +175,9 @@ class HotNeurons:
     def __str__(self) -> str:
         parts = [*self.bill.items(), ("gates and hot rows", self.expert_bytes)]
         bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
-        seen = f"{self.fitting} ({printable(self.source)}), {self.share:.0%} of the experts' bytes,"
+        got = f"{self.fitting} ({printable(self.source)}), {self.share:.0%} of the experts' bytes,"
         others = f"the rest is read when a token needs it ({way_of_reading()})"
-        return f"{seen} fit in {exact_size(self.budget_bytes)}; {others}: {bill}"
+        return f"{got} fit in {exact_size(self.budget_bytes)}; {others}: {bill}"
 
     def report(self) -> dict[str, Any]:
         """Returns the report for ``--json``."""

@@ -56,9 +56,9 @@ def buffer_bytes(caches: int, available: int | None) -> int:
     """Returns the size of a buffer so large that ``caches`` bytes of caches hold little of it, in whole MiB.
     ``available``: memory that may still be taken, None if unknown. UserError: too little memory."""
     if available is not None and available < _MEMORY_SHARE * SMALLEST_BUFFER:
-        seen = f"{available >> 20} MiB of memory are available"
+        got = f"{available >> 20} MiB of memory are available"
         needed = f"{_MEMORY_SHARE * SMALLEST_BUFFER >> 20} MiB are needed to measure how fast it is"
-        raise UserError(f"{seen}: {needed}; close other programs and try again")
+        raise UserError(f"{got}: {needed}; close other programs and try again")
     wanted = min(max(_USUAL_BUFFER, _CACHE_MULTIPLE * caches), LARGEST_BUFFER)
     return wanted if available is None else min(wanted, available // _MEMORY_SHARE >> 20 << 20)
 
@@ -72,7 +72,7 @@ class ProbePlan:
     widths: tuple[int, ...]  #: neurons of each layer, in whole words of a mask
 
     @classmethod
-    def of(cls, kind: str, dim: int, nbytes: int) -> Self:
+    def from_sizes(cls, kind: str, dim: int, nbytes: int) -> Self:
         """Makes a plan for the neurons in ``nbytes``, at least 64; layers differ by at most a word."""
         type = block_type(kind)
         words = max(1, nbytes // (3 * type.row_bytes(dim) * _WORD))
@@ -249,7 +249,7 @@ def _memory_accesses(backend: Backend, nbytes: int) -> list[_Access]:
 
 
 def _neuron_accesses(backend: Backend, shape: tuple[str, int], nbytes: int) -> list[_Access]:
-    probe = NeuronProbe(backend, ProbePlan.of(*shape, nbytes))
+    probe = NeuronProbe(backend, ProbePlan.from_sizes(*shape, nbytes))
     rows = _Access("rows", probe.plan.run_bytes, partial(probe.measure, dense=False))
     if shape == SHAPES[0]:
         return [_Access("dense", 0, partial(probe.measure, dense=True)), rows]
@@ -283,7 +283,7 @@ class GPUSpeed:
 def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, int], None]) -> GPUSpeed:
     """Measures a GPU with ``nbytes`` of its memory, for ``seconds``. GPUError: the GPU is not usable."""
     backend = open_gpu(gpu, None)
-    probe = NeuronProbe(backend, ProbePlan.of(*SHAPES[0], nbytes))
+    probe = NeuronProbe(backend, ProbePlan.from_sizes(*SHAPES[0], nbytes))
 
     stream = statistics.median(probe.measure_passes(seconds / 2, backend, dense=True))
     advance(1, 3)

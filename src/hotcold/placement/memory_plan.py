@@ -254,7 +254,7 @@ class MemoryPlan:
         parts += f", steps {text['steps']}"
         if self.slots:
             parts += f", {self.slots} states of sequences {text['states']}"
-        seen = (
+        got = (
             f"the {what} needs {sum(needed.values()) / 2**30:.2f} GiB ({parts}), and {text['free']} are free"
         )
-        return f"not enough memory: {seen}: use a smaller {smaller}"
+        return f"not enough memory: {got}: use a smaller {smaller}"

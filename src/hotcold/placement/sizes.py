@@ -209,7 +209,7 @@ def sizes_of_file(
                 rank = max(info.shape[0] for name, info in sidecar.tensors.items() if _FIRST.search(name))
             always_read = 0.0
     dense = bool(config.normed) or (config.experts is not None and config.experts.beside)
-    layers = _LayerBytes.of(tensors, config.layers, beside=dense)
+    layers = _LayerBytes.from_tensors(tensors, config.layers, beside=dense)
     made = [
         nbytes + mixer.made_bytes(f"blk.{i}.", file.tensors)
         for i, (nbytes, mixer) in enumerate(zip(config.made_bytes, config.mixers, strict=True))
@@ -256,7 +256,7 @@ class _LayerBytes:
     outside: int  #: bytes outside layers
 
     @classmethod
-    def of(cls, tensors: dict[str, int], layers: int, *, beside: bool = False) -> "_LayerBytes":
+    def from_tensors(cls, tensors: dict[str, int], layers: int, *, beside: bool = False) -> "_LayerBytes":
         """Adds up ``tensors``, bytes by name. ``beside``: an ordinary FFN counts as attention."""
         attention, predictor, ffn = np.zeros((3, layers), np.int64)
         outside = 0

@@ -37,7 +37,7 @@ class _Groups:
     edges: Array  #: number of neurons in 0, 1, 2, ... hot groups; the last is N
 
     @classmethod
-    def of(cls, firing: Array, block_neurons: int) -> Self:
+    def from_firing(cls, firing: Array, block_neurons: int) -> Self:
         """Makes the groups of a layer; neurons whose down weights share a block stay together."""
         if not firing.size:
             return cls(np.zeros(0, np.int64), np.zeros(1, np.int64))
@@ -67,7 +67,7 @@ class _Tables:
     whole_seconds: Array
 
     @classmethod
-    def of(cls, sizes: Sizes, cpu: SideCosts, gpu: GPUCosts, groups: Sequence[_Groups]) -> Self:
+    def from_sizes(cls, sizes: Sizes, cpu: SideCosts, gpu: GPUCosts, groups: Sequence[_Groups]) -> Self:
         shape = len(groups), 1 + max(map(len, groups))
         split_bytes, split_seconds = np.zeros(shape), np.full(shape, np.inf)
         whole_bytes, whole_seconds = np.zeros((2, len(groups)))
@@ -128,7 +128,7 @@ class _OnGPU:
 
     def __init__(self, sizes: Sizes, cpu: SideCosts, gpu: GPUCosts, groups: Sequence[_Groups]) -> None:
         self._sizes, self._cpu, self._gpu, self._groups = sizes, cpu, gpu, groups
-        self._tables = tables = _Tables.of(sizes, cpu, gpu, groups)
+        self._tables = tables = _Tables.from_sizes(sizes, cpu, gpu, groups)
         worth = tables.worth_of_groups()
         layer, group = np.nonzero(np.isfinite(worth))
         ranked = np.argsort(-worth[layer, group], kind="stable")
@@ -225,7 +225,9 @@ class Solver:
     """Finds placements of one model, profile and machine, for any budgets of GPU memory in bytes."""
 
     def __init__(self, sizes: Sizes, profile: Profile, costs: Costs) -> None:
-        self._groups = [_Groups.of(firing, sizes.block_of(i)) for i, firing in enumerate(profile.firing)]
+        self._groups = [
+            _Groups.from_firing(firing, sizes.block_of(i)) for i, firing in enumerate(profile.firing)
+        ]
         self._gpus = [_OnGPU(sizes, costs.cpu, gpu, self._groups) for gpu in costs.gpus]
 
     def solve(self, *budgets: int) -> Placement:

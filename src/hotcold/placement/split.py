@@ -89,8 +89,8 @@ def _down(tensors: FFNTensors, chosen: Bools) -> tuple[AnyTensor, Bools | None]:
         return tensors.down, _blocks(tensors.down, chosen).reshape(tensors.experts, -1)
     of_experts = chosen.reshape(tensors.experts, -1)
     if (of_experts != of_experts[:, :1]).any():
-        seen = "the placement divides an expert whose down weights are stored by output"
-        raise UserError(f"{seen}: make it with this version's hotcold plan")
+        got = "the placement divides an expert whose down weights are stored by output"
+        raise UserError(f"{got}: make it with this version's hotcold plan")
     rows = np.flatnonzero(np.repeat(of_experts[:, 0], tensors.up.shape[1]))
     return tensors.down.take_rows(rows), None
 
@@ -100,8 +100,8 @@ def _blocks(tensor: AnyTensor, chosen: Bools) -> Bools:
     shared = tensor.type.weights
     blocks = chosen.reshape(-1, shared)
     if (blocks != blocks[:, :1]).any():
-        seen = f"neurons whose down weights are in one block, {shared} of type {tensor.type.name}"
-        raise UserError(f"the placement divides {seen}: make it with this version's hotcold plan")
+        got = f"neurons whose down weights are in one block, {shared} of type {tensor.type.name}"
+        raise UserError(f"the placement divides {got}: make it with this version's hotcold plan")
     return blocks[:, 0]
 
 

@@ -81,8 +81,8 @@ class GuardedProcess:
                 answer = json.loads(self._child.exchange(line, seconds * _CLOCK, self._output_bytes))
             except ProcessTimeout as error:
                 self._give_up()
-                told = f"it took longer than {seconds:g} s and was stopped"
-                raise ProcessTimeout(told, by_clock=error.by_clock) from None
+                message = f"it took longer than {seconds:g} s and was stopped"
+                raise ProcessTimeout(message, by_clock=error.by_clock) from None
             except ProcessDied:
                 self._give_up()
                 if self._closed:
@@ -178,11 +178,11 @@ class _Child:
         code = self.process.wait()
         if late.is_set() or code in _TIME_SIGNALS:
             raise ProcessTimeout("too slow", by_clock=late.is_set() or code != _TIME_SIGNALS[0])
-        seen = f"signal {-code}" if code < 0 else f"exit code {code}"
+        got = f"signal {-code}" if code < 0 else f"exit code {code}"
         if code == _KILLED:  # killed by another process
-            raise ProcessLost(f"it ended ({seen})")
+            raise ProcessLost(f"it ended ({got})")
         needed = f": it may have needed more than {_mebibytes(self._memory_bytes)}" if line else ""
-        raise ProcessDied(f"it ended ({seen}){needed}")
+        raise ProcessDied(f"it ended ({got}){needed}")
 
     def end(self) -> None:
         self.process.kill()

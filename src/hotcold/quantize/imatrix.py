@@ -49,9 +49,9 @@ class Importance:
         *outer, _, columns = (1, 1, *shape)[-3:]
         experts = outer[0]
         if self.sums.size != experts * columns or experts % len(self.counts):
-            seen = f"{self.sums.size} values, {len(self.counts)} counts"
+            got = f"{self.sums.size} values, {len(self.counts)} counts"
             needed = f"{experts} times {columns} are needed: this file belongs to another model"
-            raise ImatrixError(f"importance matrix of {name} has {seen}: {needed}")
+            raise ImatrixError(f"importance matrix of {name} has {got}: {needed}")
         counts = np.repeat(self.counts, experts // len(self.counts))[:, None]
         sums = self.sums.reshape(experts, columns)
         means: Floats = np.where(counts > 0, sums / np.maximum(counts, 1), np.float32(1)).astype(np.float32)
@@ -111,8 +111,8 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
         for name, each in found.items():
             for values in (each.sums, each.counts):
                 if not (np.isfinite(values) & (values >= 0)).all():
-                    seen = f"{printable(name, 80)} holds values that are negative or not finite"
-                    raise ImatrixError(f"{seen}: the file is damaged")
+                    got = f"{printable(name, 80)} holds values that are negative or not finite"
+                    raise ImatrixError(f"{got}: the file is damaged")
         return found
 
 
@@ -187,8 +187,8 @@ class _Dat:
     def number(self, what: str, low: int, high: int) -> int:
         value = int(_I32.unpack(self.take(4, what))[0])
         if not low <= value <= high:
-            seen = f"the number of {what} is {value}"
-            raise ImatrixError(f"{seen}: {low} to {high} are possible; this is not an importance matrix")
+            got = f"the number of {what} is {value}"
+            raise ImatrixError(f"{got}: {low} to {high} are possible; this is not an importance matrix")
         return value
 
     def text(self, what: str, most: int) -> str:

@@ -122,7 +122,7 @@ def change_layout(
         with naming(model, QuantizeError):
             config = Config.from_metadata(source.metadata, source.magic, source.tensors)
             check_tensors(source, config, predictor_names(source))
-            wanted = _Wanted.of(source, config, options)
+            wanted = _Wanted.from_source(source, config, options)
             plan = _plan(source, config, wanted)
         if options.take_predictors is not None:
             _check_taking(source, config, options, output)
@@ -152,7 +152,7 @@ class _Wanted:
     side_by_side: bool
 
     @classmethod
-    def of(cls, source: GGUFFile, config: Config, options: LayoutOptions) -> "_Wanted":
+    def from_source(cls, source: GGUFFile, config: Config, options: LayoutOptions) -> "_Wanted":
         """Resolves the options. QuantizeError: they contradict each other."""
         before, inside = "powerinfer" if source.magic == "PWRI" else "gguf", bool(predictor_names(source))
         default = "powerinfer" if options.predictors else "gguf" if options.take_predictors else before
@@ -264,13 +264,13 @@ def _architecture(config: Config) -> str:
             return _WITH_GATE[activation]
         if not config.gated and name in _WITHOUT_GATE.get(activation, ()):
             return name
-    seen = f"{name} with {activation}"
+    got = f"{name} with {activation}"
     if isinstance(config.threshold, tuple):
-        seen += ", thresholds by layer"
+        got += ", thresholds by layer"
     elif config.threshold:
-        seen += f", threshold {config.threshold:g}"
-    seen += f" and {config.experts.count} experts" if config.experts else ""
-    raise QuantizeError(f"{seen}: PowerInfer computes llama with relu or drelu, falcon and opt with relu")
+        got += f", threshold {config.threshold:g}"
+    got += f" and {config.experts.count} experts" if config.experts else ""
+    raise QuantizeError(f"{got}: PowerInfer computes llama with relu or drelu, falcon and opt with relu")
 
 
 def _check_powerinfer(source: GGUFFile, config: Config) -> None:

@@ -26,7 +26,7 @@ class Facts:
     importance: bool = False  #: an importance matrix is given
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], *, importance: bool = False) -> "Facts":
+    def from_metadata(cls, metadata: Mapping[str, Any], *, importance: bool = False) -> "Facts":
         name = metadata.get("general.architecture")
         architecture = name if isinstance(name, str) else ""
 

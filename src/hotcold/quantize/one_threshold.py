@@ -80,8 +80,8 @@ def _of_residual(layers: Sequence[PredictorTensors]) -> OneThreshold:
         found = [(_computed(each.first), _computed(each.second)) for each in layers]
         return OneThreshold(found, float(thresholds[0]))
     if not ((thresholds > 0).all() or (thresholds < 0).all()):
-        seen = f"its predictors have thresholds between {thresholds.min():g} and {thresholds.max():g}"
-        raise QuantizeError(f"{seen}: PowerInfer has one threshold, and scaling cannot change signs")
+        got = f"its predictors have thresholds between {thresholds.min():g} and {thresholds.max():g}"
+        raise QuantizeError(f"{got}: PowerInfer has one threshold, and scaling cannot change signs")
     scaled = [
         (
             _computed(each.first),

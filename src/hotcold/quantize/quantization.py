@@ -118,7 +118,7 @@ def plan_types(source: GGUFFile, options: QuantizeOptions) -> tuple[dict[str, Ch
     name, wishes = _name(options.type), options.wishes
     if name == COPY:
         return {}, []
-    facts = Facts.of(source.metadata, importance=options.importance is not None)
+    facts = Facts.from_metadata(source.metadata, importance=options.importance is not None)
     shapes = {name: info.shape for name, info in source.tensors.items()}
     if name in NEED_IMPORTANCE and options.importance is None:
         needed = "`imatrix`, an importance matrix, such as hotcold imatrix makes"
@@ -145,8 +145,8 @@ def _name(type: str) -> str:
 def _check_wishes(choices: Mapping[str, Choice], wishes: Wishes) -> None:
     for pattern, type in wishes.patterns:
         if not any(pattern.search(name) for name in choices):
-            seen = f"`tensor_type` {printable(pattern.pattern, 60)}={type}"
-            raise QuantizeError(f"{seen} matches none of the {len(choices)} tensors that can be quantised")
+            got = f"`tensor_type` {printable(pattern.pattern, 60)}={type}"
+            raise QuantizeError(f"{got} matches none of the {len(choices)} tensors that can be quantised")
     if wishes.predictor and not any(PREDICTOR.fullmatch(name) for name in choices):
         raise QuantizeError("`predictor_type`: the file has no predictors, blk.N.fc1.weight and fc2.weight")
 
@@ -155,14 +155,14 @@ def _check_factor(source: GGUFFile, name: str, choice: Choice) -> None:
     """Refuses a type without row factors for a matrix that has a factor, as in files of NVFP4."""
     factor = f"{name.removesuffix('.weight')}.scale"
     if factor in source.tensors and not source.tensors[name].type.panels and choice.type.panels:
-        seen = f"tensor {factor} multiplies {name}, which would become {choice.type.name}"
-        raise QuantizeError(f"{seen}, and that has no factors: start from an F16, BF16 or F32 file")
+        got = f"tensor {factor} multiplies {name}, which would become {choice.type.name}"
+        raise QuantizeError(f"{got}, and that has no factors: start from an F16, BF16 or F32 file")
 
 
 def _check_source(info: TensorInfo, options: QuantizeOptions) -> None:
     if info.type.decode is None:
-        seen = f"tensor {info.name} is {info.type.name}"
-        raise QuantizeError(f"{seen}, which cannot be decoded: start from an F16, BF16 or F32 file")
+        got = f"tensor {info.name} is {info.type.name}"
+        raise QuantizeError(f"{got}, which cannot be decoded: start from an F16, BF16 or F32 file")
     if info.type.weights > 1 and not options.allow_requantize:
         better = "start from an F16, BF16 or F32 file, or allow it with `allow_requantize`"
         raise QuantizeError(
@@ -230,8 +230,8 @@ def _unknown(source: GGUFFile, choices: Mapping[str, Choice], matrix: Importance
     ``QuantizeError``: the matrix lacks all tensors."""
     packed = [name for name, choice in choices.items() if choice.type.weights > 1]
     if packed and matrix.keys().isdisjoint(packed):
-        seen = f"the importance matrix has {len(matrix)} tensors, and none is quantised here"
-        raise QuantizeError(f"{seen}: it belongs to another model")
+        got = f"the importance matrix has {len(matrix)} tensors, and none is quantised here"
+        raise QuantizeError(f"{got}: it belongs to another model")
     unknown = [name for name in packed if importance_of(source, name, matrix) is None]
     missing = [name for name in unknown if kind_of(name) != "token_embd"]
     if not missing:

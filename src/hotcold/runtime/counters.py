@@ -92,7 +92,7 @@ class Figures(DiskFigures):
     tokens_per_step: float | None = None  #: mean tokens of a generation step, accepted draft tokens included
 
     @classmethod
-    def of(cls, counters: Counters, footprint: Footprint) -> Self:
+    def from_counters(cls, counters: Counters, footprint: Footprint) -> Self:
         tokens, steps, seconds = counters.decode_tokens, counters.decode_steps, counters.decode_s
         prompt_tok_s = counters.prompt_tokens / counters.prompt_s if counters.prompt_s else None
         if not tokens:

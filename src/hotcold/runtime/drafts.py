@@ -23,12 +23,12 @@ def check_draft(path: Path, larger: Path, config: Config, tokenizer: Tokenizer) 
         except ValueError as error:
             raise LoadError(f"`draft={printable(path.name)}`: {error}") from error
     if draft_config.slot_bytes:
-        seen = f"`draft={printable(path.name)}` has recurrent layers, whose states cannot go back a step"
-        raise LoadError(f"{seen}: choose a smaller model with only attention layers")
+        got = f"`draft={printable(path.name)}` has recurrent layers, whose states cannot go back a step"
+        raise LoadError(f"{got}: choose a smaller model with only attention layers")
     fix = "a draft model must have the vocabulary of the larger model"
     if difference := draft_tokenizer.difference(tokenizer):
         raise LoadError(f"{names} have different vocabularies, {difference}: {fix}")
     if abs(draft_tokenizer.vocab_size - tokenizer.vocab_size) > _PADDING:
-        seen = f"{draft_tokenizer.vocab_size} and {tokenizer.vocab_size} tokens"
-        raise LoadError(f"{names} have different vocabularies, {seen}: {fix}")
+        got = f"{draft_tokenizer.vocab_size} and {tokenizer.vocab_size} tokens"
+        raise LoadError(f"{names} have different vocabularies, {got}: {fix}")
     return draft_config.context

@@ -78,7 +78,7 @@ def plan_load(file: GGUFFile, options: Mapping[str, Any]) -> tuple[MemoryPlan, t
     not suffice. Errors as in :func:`load`, except errors about memory."""
     model = _Model.parse(file, complete(options))
     try:
-        choice = _first_that_fits(model, partial(_Choice.of, most={}))
+        choice = _first_that_fits(model, partial(_Choice.from_model, most={}))
     except (MemoryShortError, BudgetTooSmallError) as error:
         *_, smallest = (form for form in model.forms() if not form.budget_note)
         return smallest.plan()[0], (), str(error)
@@ -196,14 +196,14 @@ class _Choice:
     budget_note: str
 
     @classmethod
-    def of(cls, model: _Model, most: Mapping[GPU, int] | None) -> Self:
+    def from_model(cls, model: _Model, most: Mapping[GPU, int] | None) -> Self:
         """Chooses a plan and devices. ``most``: limits for GPUs whose memory ran out; None: no GPU is used.
         MemoryShortError: the plan needs more than the available memory."""
         plan, profile_note = model.plan()
         to_load = ToLoad(model.file, model.options, plan, model.predictors)
         decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
         if decision.on_gpus and model.short() is not model:
-            return cls.of(model.short(), most)
+            return cls.from_model(model.short(), most)
         plan = decision.apply_to(plan)
         memory.check_memory(plan)
         if model.config.draft and not plan.config.draft:
@@ -311,7 +311,7 @@ def _read_where_it_fits(model: _Model, progress: Progress | None) -> tuple[_Choi
     changes: list[str] = []
     most: Mapping[GPU, int] | None = {}
     while True:
-        choice = _first_that_fits(model, partial(_Choice.of, most=most))
+        choice = _first_that_fits(model, partial(_Choice.from_model, most=most))
         decision = choice.decision
         try:
             devices, weights = _read(model, choice, progress)
@@ -351,9 +351,9 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
     context = asked or min(most, _default_context(file, config, options))
     if (pool := options["cache_positions"]) is not None and pool < context:
         if asked is not None or pool < 2:
-            seen = f"a KV cache of {pool} positions (`cache_positions`)"
+            got = f"a KV cache of {pool} positions (`cache_positions`)"
             raise LoadError(
-                f"{seen} holds less than one context of {context} (`context`): make it at least as large"
+                f"{got} holds less than one context of {context} (`context`): make it at least as large"
             )
         context = pool
     return MemoryRequest(

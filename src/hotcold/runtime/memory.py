@@ -51,8 +51,8 @@ def check_budget(budget: int) -> None:
     if budget < 1:
         raise UserError(f"`ram_budget` is {exact_size(budget)}: a size above 0 is needed, such as 8GiB")
     if most is not None and budget > most:
-        seen = f"`ram_budget` is {exact_size(budget)}, and this machine has {size(most)}"
-        raise UserError(f"{seen}: at most {exact_size(round_size(most))} are allowed (a bare number is GiB)")
+        got = f"`ram_budget` is {exact_size(budget)}, and this machine has {size(most)}"
+        raise UserError(f"{got}: at most {exact_size(round_size(most))} are allowed (a bare number is GiB)")
 
 
 def _of_meminfo(meminfo: Path, name: str) -> int | None:

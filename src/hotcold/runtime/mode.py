@@ -44,16 +44,16 @@ def choose_mode(
         if auto:
             whole = ", so chosen experts are computed whole" if config.experts else ""
             return SparsityMode("off", details=(f"sparsity auto chooses off: {config.whole}{whole}",))
-        seen = f"`sparsity={requested}`: {config.whole}"
-        raise LoadError(f"{seen}, so no neuron can be skipped: use off or auto")
+        got = f"`sparsity={requested}`: {config.whole}"
+        raise LoadError(f"{got}, so no neuron can be skipped: use off or auto")
     whole_downs = _whole_downs(config)
     if requested == "exact":
         return SparsityMode("exact", whole_downs)
     if requested == "predicted":
         if predictor is None:
-            seen = "`sparsity=predicted`: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar"
+            got = "`sparsity=predicted`: the file has no predictor (blk.N.fc1, blk.N.fc2) and no sidecar"
             needed = "use exact, which is lossless and needs none, or make one with hotcold fit-predictor"
-            raise LoadError(f"{seen}: {needed}")
+            raise LoadError(f"{got}: {needed}")
         facts = _facts(predictor, config, fingerprint)
         return SparsityMode("predicted", whole_downs, facts)
     return _automatic(config, model, predictor, fingerprint)

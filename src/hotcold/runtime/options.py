@@ -117,8 +117,8 @@ def complete(options: Mapping[str, Any]) -> AllOptions:
     if (completed["state_copies"] or 0) < 0:
         raise LoadError(f"state_copies is {completed['state_copies']}: at least 0 is needed")
     if not 0 <= completed["draft_max"] < DECODE_ROWS:
-        seen = f"`draft_max={completed['draft_max']}`"
-        raise LoadError(f"{seen}: 0 (no draft tokens) to {DECODE_ROWS - 1} are allowed")
+        got = f"`draft_max={completed['draft_max']}`"
+        raise LoadError(f"{got}: 0 (no draft tokens) to {DECODE_ROWS - 1} are allowed")
     if completed["draft"] is not None and not completed["draft_max"]:
         raise LoadError("`draft` has no effect with `draft_max=0`: leave out one of them")
     if completed["chat_template"] is not None:

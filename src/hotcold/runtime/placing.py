@@ -132,7 +132,7 @@ class Decision:
         usable."""
         cold = open_backend(options["backend"], options["threads"])
         if self.placement is None:
-            return Devices.of(cold, layers)
+            return Devices.from_backend(cold, layers)
         if self.on_gpus:
             gpus = [each.open() for each in self.on_gpus]
             return SplitDevices.place(self.placement, cold, dict(zip(self.placement.gpus, gpus, strict=True)))
@@ -277,8 +277,8 @@ def _budgets(options: AllOptions, free: Sequence[int]) -> list[int]:
     asked: Any = options["vram_budget"]
     budgets = asked if isinstance(asked, Sequence) else free if asked is None else [asked] * len(free)
     if len(budgets) != len(free):
-        seen = f"`vram_budget` has {len(budgets)} sizes, and {len(free)} GPUs are used"
-        raise UserError(f"{seen}: give one size for each, or one for all")
+        got = f"`vram_budget` has {len(budgets)} sizes, and {len(free)} GPUs are used"
+        raise UserError(f"{got}: give one size for each, or one for all")
     return [*budgets]
 
 
@@ -304,8 +304,8 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     budgets = _budgets(options, [gpu.default_budget for gpu in gpus])
     for gpu, budget in zip(gpus, budgets, strict=True):
         if budget > gpu.memory_bytes:
-            seen = f"`vram_budget` is {exact_size(budget)}, and GPU {gpu.title} has {size(gpu.memory_bytes)}"
-            raise UserError(f"{seen}: at most {exact_size(round_size(gpu.memory_bytes))} are allowed")
+            got = f"`vram_budget` is {exact_size(budget)}, and GPU {gpu.title} has {size(gpu.memory_bytes)}"
+            raise UserError(f"{got}: at most {exact_size(round_size(gpu.memory_bytes))} are allowed")
     budgets = [min(budget, most.get(gpu, budget)) for gpu, budget in zip(gpus, budgets, strict=True)]
     buffers = [max(0, budget - slack_bytes(budget)) for budget in budgets]
     model = replace(model, plan=model.plan.within(buffers))
@@ -332,8 +332,8 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         return Decision((f"{unused}: {why}",))
     used = rated.placement.gpus
     if used[-1] >= len(gpus):
-        seen = f"{options['placement']} places layers on GPU {used[-1]}, counted from 0"
-        raise UserError(f"{seen}: give {used[-1] + 1} GPUs (`gpu`), not {len(gpus)}")
+        got = f"{options['placement']} places layers on GPU {used[-1]}, counted from 0"
+        raise UserError(f"{got}: give {used[-1] + 1} GPUs (`gpu`), not {len(gpus)}")
     spins = [each is not None and each.spins for each in measured]
     on_gpus = tuple(_on(i, gpus[i], rated, budgets[i], spin=spins[i]) for i in used)
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]

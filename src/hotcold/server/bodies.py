@@ -119,8 +119,8 @@ def _check_headers(request: Request, settings: Settings) -> str:
     kind = headers.get("content-type", "")
     plain = kind.partition(";")[0].strip().lower()
     if plain != "application/json" and (plain not in _PROGRAM_TYPES or from_browser(headers)):
-        seen = f"Content-Type is {kind!r:.60}" if kind else "no Content-Type"
-        raise APIError(f"{seen}: application/json is needed", status=415, code="unsupported_media_type")
+        got = f"Content-Type is {kind!r:.60}" if kind else "no Content-Type"
+        raise APIError(f"{got}: application/json is needed", status=415, code="unsupported_media_type")
     coding = ", ".join(headers.getlist("content-encoding")).strip().lower() or "identity"
     if coding not in _CODINGS:
         raise APIError(
@@ -168,8 +168,8 @@ def _error_text(body: bytes, error: Exception) -> str:
 
 
 def _half(digits: str, place: int) -> str:
-    seen = f"a lone surrogate, U+{digits.upper()} at byte {place}, which is half of a character"
-    return f"the body has {seen}: write both halves, or the character itself in UTF-8"
+    got = f"a lone surrogate, U+{digits.upper()} at byte {place}, which is half of a character"
+    return f"the body has {got}: write both halves, or the character itself in UTF-8"
 
 
 def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> None:

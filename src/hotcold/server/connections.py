@@ -140,10 +140,10 @@ class Connection(asyncio.Protocol):
         if hasattr(transport, "max_size"):
             transport.max_size = _READ
         if len(self.connections) > self.settings.connections:
-            seen = f"the server has {self.settings.connections} connections, which is its limit"
-            self.rare.add(f"a connection was refused: {seen} (--max-connections)")
+            got = f"the server has {self.settings.connections} connections, which is its limit"
+            self.rare.add(f"a connection was refused: {got} (--max-connections)")
             full = APIError(
-                seen,
+                got,
                 status=503,
                 type="unavailable_error",
                 code="too_many_connections",

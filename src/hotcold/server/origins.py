@@ -25,7 +25,7 @@ class _Pattern:
     port: str  #: empty if it is the scheme's default
 
     @classmethod
-    def of(cls, text: str) -> "_Pattern | None":
+    def from_text(cls, text: str) -> "_Pattern | None":
         match = _ORIGIN.fullmatch(text.lower())
         if match is None:
             return None
@@ -51,7 +51,7 @@ def check_origin(text: str) -> str:
     default port. Raises UserError if no page has such an origin, or if the form of the pattern is unknown."""
     if text == "*":
         return text
-    pattern = _Pattern.of(text)
+    pattern = _Pattern.from_text(text)
     if pattern is None or (pattern.port.isdigit() and not 0 < int(pattern.port) < 65536):
         raise UserError(f"origin {text!r:.80} is not valid: allowed are {FORMS}; leave out paths")
     if pattern.scheme == "file":
@@ -67,7 +67,7 @@ class Origins:
     def __init__(self, allowed: Iterable[str]) -> None:
         allowed = tuple(allowed)
         self.any = "*" in allowed
-        self._patterns = [pattern for each in allowed if (pattern := _Pattern.of(each)) is not None]
+        self._patterns = [pattern for each in allowed if (pattern := _Pattern.from_text(each)) is not None]
 
     def __bool__(self) -> bool:
         return self.any or bool(self._patterns)
@@ -76,7 +76,7 @@ class Origins:
         """Returns whether a page of this origin may use the server."""
         if self.any:
             return True
-        page = _Pattern.of(origin)
+        page = _Pattern.from_text(origin)
         if page is None or "*" in origin:
             return False
         return any(pattern.holds(page) for pattern in self._patterns)

@@ -81,9 +81,9 @@ class _RunningLane:
                 _return_memory()
 
     def _busy(self) -> APIError:
-        seen = f"{self.limits.threads + self._waiting} requests of this size are being prepared or wait"
+        got = f"{self.limits.threads + self._waiting} requests of this size are being prepared or wait"
         return APIError(
-            f"{seen}, and no more are allowed: try again later",
+            f"{got}, and no more are allowed: try again later",
             status=429,
             type="rate_limit_error",
             code="rate_limit_exceeded",

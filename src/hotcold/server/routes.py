@@ -131,7 +131,7 @@ class _Routes(Reader):
 
 
 def _no_response(id: str) -> APIError:
-    seen = f"response with id {shown(id)} not found"
+    got = f"response with id {shown(id)} not found"
     return APIError(
-        f"{seen}: the server keeps only the last responses, in memory", status=404, code="not_found"
+        f"{got}: the server keeps only the last responses, in memory", status=404, code="not_found"
     )

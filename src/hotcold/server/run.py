@@ -70,8 +70,8 @@ def _with_possible_connections(settings: Settings) -> Settings:
     refused = REFUSED + 4 * (_ACCEPTED + 1)
     connections = most_connections(settings.connections, files, refused)
     if connections < settings.connections:
-        seen = f"at most {connections} connections are accepted, not {settings.connections}"
-        print(f"hotcold: note: {seen}: the system allows {files} open files (ulimit -Hn)", file=sys.stderr)
+        got = f"at most {connections} connections are accepted, not {settings.connections}"
+        print(f"hotcold: note: {got}: the system allows {files} open files (ulimit -Hn)", file=sys.stderr)
     return replace(settings, connections=connections)
 
 

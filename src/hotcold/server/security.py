@@ -76,8 +76,8 @@ class Guard:
         """Returns the answer to a refused request; None if the request is allowed."""
         try:
             if scope["http_version"] not in ("1.0", "1.1"):
-                seen = f"HTTP/{scope['http_version']} is not supported"
-                raise APIError(f"{seen}: send the request by HTTP/1.1", code="invalid_http")
+                got = f"HTTP/{scope['http_version']} is not supported"
+                raise APIError(f"{got}: send the request by HTTP/1.1", code="invalid_http")
             if scope["path"] not in ("/health", "/v1/health"):  # monitors use any name
                 self._check_host(headers)
             if "origin" in headers and not allowed:

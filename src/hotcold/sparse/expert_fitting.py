@@ -44,9 +44,9 @@ class Routed:
     activity: list[Activity]  #: for each expert, over its tokens
 
     @classmethod
-    def of(cls, parts: list[ReferenceFFN], inputs: Inputs) -> "Routed":
+    def from_parts(cls, parts: list[ReferenceFFN], inputs: Inputs) -> "Routed":
         rows, normed = rows_by_expert(inputs, len(parts)), inputs["normed"]
-        return cls(rows, [Activity.of(p, normed[own]) for p, own in zip(parts, rows, strict=True)])
+        return cls(rows, [Activity.from_ffn(p, normed[own]) for p, own in zip(parts, rows, strict=True)])
 
 
 def rows_by_expert(inputs: Inputs, experts: int) -> list[npt.NDArray[np.int64]]:
@@ -66,7 +66,7 @@ def fit_experts(
     ffn = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
     assert isinstance(ffn, ReferenceExperts)
     parts = ffn.some
-    fitted_text, held_out_text = Routed.of(parts, fit_to), Routed.of(parts, held_out)
+    fitted_text, held_out_text = Routed.from_parts(parts, fit_to), Routed.from_parts(parts, held_out)
     most_bytes, fits = options.max_share * ffn.nbytes, []
     for tensors in _truncations(parts, experts, fit_to["normed"], most_bytes, options.stored_type):
         hidden = ReferenceMatrix(tensors.first).dot(fit_to["normed"])

@@ -245,7 +245,7 @@ def make_ffns(
         return Prediction(predictor, mask(ops, layer.words), predictor_input)
 
     ffns: list[FFN] = []
-    backends = Devices.of(backend, len(weights)).layers
+    backends = Devices.from_backend(backend, len(weights)).layers
     shape = (len(weights), len(FFN_COUNTS))
     counts = {ops: ops.zeros(shape, np.int64) for ops in dict.fromkeys(backends)} if count else {}
     modes = [mode if skip else "off" for skip in skips] if skips else [mode] * len(weights)

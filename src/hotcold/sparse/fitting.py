@@ -99,7 +99,7 @@ class Activity:
     weight: Floats  #: |h| times the norm of the down row
 
     @classmethod
-    def of(cls, ffn: ReferenceFFN, normed: Floats) -> "Activity":
+    def from_ffn(cls, ffn: ReferenceFFN, normed: Floats) -> "Activity":
         fires, h = ffn.coefficients(normed)
         norms = np.linalg.norm(ffn.down.values, axis=1 if ffn.down_layout == "by_neuron" else 0)
         return cls(fires, h != 0, np.abs(h) * norms)
@@ -124,8 +124,8 @@ def fit_layer(
     most_bytes = options.max_share * ffn.nbytes
     x = fit_to[INPUTS[options.method]]
     fitted = None if options.method == "trained" else len(x) - len(x) // _CHECKED
-    activity = Activity.of(ffn, fit_to["normed"])
-    held_out_activity = Activity.of(ffn, held_out["normed"])
+    activity = Activity.from_ffn(ffn, fit_to["normed"])
+    held_out_activity = Activity.from_ffn(ffn, held_out["normed"])
     if options.method == "trained":
         unfitted = iter([read_predictor(file, config, layer)])
     else:

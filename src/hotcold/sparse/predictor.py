@@ -107,8 +107,8 @@ def _facts(file: GGUFFile) -> tuple[str, bool]:
     reads, relu = (file.metadata.get(_KEY + key) for key in ("input", "relu"))
     if not isinstance(reads, str) or reads not in PREDICTOR_INPUTS or not isinstance(relu, bool):
         needed = f"{' or '.join(PREDICTOR_INPUTS)} and a truth value"
-        seen = printable(f"{reads!r} and {relu!r}")
-        raise PredictorError(f"{_KEY}input and relu are {seen}: {needed} are needed")
+        got = printable(f"{reads!r} and {relu!r}")
+        raise PredictorError(f"{_KEY}input and relu are {got}: {needed} are needed")
     return reads, relu
 
 
@@ -203,7 +203,7 @@ def load_predictors(
     """Loads the predictors of all layers into a backend, None for layers without an FFN; arguments and errors
     as in :func:`check_predictors`."""
     check_predictors(file, config, fingerprint)
-    devices = Devices.of(backend, config.layers)
+    devices = Devices.from_backend(backend, config.layers)
     return [
         devices.predictor_weights(i, read_predictor(file, config, i)) if neurons else None
         for i, neurons in enumerate(config.neurons)

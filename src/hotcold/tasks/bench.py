@@ -197,15 +197,15 @@ def bench(
         asked = f"`n_prompt={n_prompt}` and `n_gen={n_gen}`{several} need {need} positions"
         raise UserError(f"{asked}: the context holds {base.context}")
     if draft not in (None, "none") and base.plan.slots and not base.plan.spare_slots:
-        seen = f"{printable(base.path.name)} was loaded without states for draft tokens"
-        raise UserError(f"`draft={printable(draft, 40)}`: {seen} (`draft_max`): leave `draft` out")
+        got = f"{printable(base.path.name)} was loaded without states for draft tokens"
+        raise UserError(f"`draft={printable(draft, 40)}`: {got} (`draft_max`): leave `draft` out")
     prompt = prompt_of(base, n_prompt)
     with closing(base.session()) as session:
         drafter = _drafter_for(session, draft)
         speculation = Speculation([drafter], draft_max, base.limits.decode) if drafter else None
         engine = Engine(session, speculation=speculation)
         rounds = _rounds(engine, prompt, lengths, repetitions, progress)
-        result = Benchmark(n_prompt, n_gen, parallel, Setup.of(session), rounds)
+        result = Benchmark(n_prompt, n_gen, parallel, Setup.from_session(session), rounds)
         if to_write is None:
             return result
         traced = _trace(engine, prompt, lengths)
@@ -268,7 +268,7 @@ def measure(
     before = engine.session.counters.copy()
     requests = _requests(prompt, lengths, seed)
     engine.run(requests)
-    figures = Figures.of(engine.session.counters.since(before), engine.session.footprint)
+    figures = Figures.from_counters(engine.session.counters.since(before), engine.session.footprint)
     columns = asdict(figures)
     del columns["active_share_by_layer"]
     per_sequence = None

@@ -191,9 +191,9 @@ def _measure(
     try:
         nbytes = buffer_bytes(caches, machine["free_bytes"])
         if nbytes < 2 * caches:
-            seen = f"only {size(nbytes)} were used for the measurement, since memory is short"
+            got = f"only {size(nbytes)} were used for the measurement, since memory is short"
             notes.append(
-                f"{seen}: much of it fits in the caches ({size(caches)}), so the figures are too high"
+                f"{got}: much of it fits in the caches ({size(caches)}), so the figures are too high"
             )
         powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
         threads = [*powers_of_two, all_threads]

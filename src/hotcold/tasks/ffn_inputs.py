@@ -94,9 +94,9 @@ def _check_disk(model: LoadedModel, names: Collection[str], tokens: int) -> None
     nbytes = input_bytes(model, names, tokens)
     free = shutil.disk_usage(folder).free
     if nbytes > free:
-        seen = f"the inputs of {layers} layers for {tokens} tokens take {nbytes / 2**30:.2f} GiB"
+        got = f"the inputs of {layers} layers for {tokens} tokens take {nbytes / 2**30:.2f} GiB"
         fix = "take fewer `tokens`, or set TMPDIR to a folder with more space"
-        raise UserError(f"{seen}, and {folder} has {free / 2**30:.2f} GiB free: {fix}")
+        raise UserError(f"{got}, and {folder} has {free / 2**30:.2f} GiB free: {fix}")
 
 
 def input_bytes(model: LoadedModel, names: Collection[str], tokens: int) -> int:

@@ -304,15 +304,15 @@ def _check_file(path: Path, method: str) -> None:
     if config.whole:  # the model may have zeros, but they depend on more than a neuron's own rows
         raise UserError(f"{config.whole}: no neuron can be predicted")
     if method == "trained" and config.experts is not None:
-        seen = f"{printable(path.name)} has {config.experts.count} experts in a layer"
-        raise UserError(f"{seen}: training needs layers without experts; use `method=svd`")
+        got = f"{printable(path.name)} has {config.experts.count} experts in a layer"
+        raise UserError(f"{got}: training needs layers without experts; use `method=svd`")
 
 
 def _check_layers(model: LoadedModel, method: str) -> None:
     config = model.config
     if method != "svd" and not all(config.neurons):
-        seen = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
-        raise UserError(f"{seen}: only `method=svd` can make predictors for the others")
+        got = f"{config.neurons.count(0)} layers of {printable(model.name)} have no FFN"
+        raise UserError(f"{got}: only `method=svd` can make predictors for the others")
 
 
 def _windows(
@@ -387,7 +387,7 @@ def _measured(
             options=settings,
             frontier=frontier,
             fingerprint=model.fingerprint,
-            setup=Setup.of(exact),
+            setup=Setup.from_session(exact),
             svd=compared,
         )
     if output is not None:

@@ -118,7 +118,7 @@ def input_squares(
     with open_gguf(model.path) as file:
         sums = _Sums()
         ops = _Watching(model, file, sums, output_head)
-        watched = replace(model, devices=Devices.of(cast(Backend, ops), model.config.layers))
+        watched = replace(model, devices=Devices.from_backend(cast(Backend, ops), model.config.layers))
         with closing(watched.session("off")) as session:
             for done, window in enumerate(windows, 1):
                 _compute(session, window, model.limits.chunk)

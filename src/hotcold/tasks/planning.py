@@ -216,8 +216,8 @@ def _gpus(
     if len(machines) == 1:
         machines *= len(asked)
     if len(asked) != len(machines):
-        seen = f"`vram_budget` has {len(asked)} sizes, and `hardware` {len(machines)} machines"
-        raise UserError(f"{seen}: give one size for each, or one for all")
+        got = f"`vram_budget` has {len(asked)} sizes, and `hardware` {len(machines)} machines"
+        raise UserError(f"{got}: give one size for each, or one for all")
     if not 1 <= len(machines) <= MOST_GPUS:
         raise UserError(f"{len(machines)} GPUs (`vram_budget`, `hardware`): 1 to {MOST_GPUS} can be planned")
     return machines, [_budget(*each) for each in zip(asked, machines, strict=True)]
@@ -226,8 +226,8 @@ def _gpus(
 def _budget(asked: int | str | None, hardware: Hardware) -> int:
     vram = int(hardware.vram_bytes)
     if not vram:
-        seen = f"`hardware={printable(hardware.name)}`: no GPU was measured, so nothing can be placed"
-        raise UserError(f"{seen}; choose a preset, {', '.join(PRESETS)}, or leave it out")
+        got = f"`hardware={printable(hardware.name)}`: no GPU was measured, so nothing can be placed"
+        raise UserError(f"{got}; choose a preset, {', '.join(PRESETS)}, or leave it out")
     if asked is None:
         return round_size(vram - min(_GIB, vram // 8))
     budget = bytes_of("vram_budget", asked)
@@ -297,8 +297,8 @@ def _placement(
         placement = read_placement(given, sizes)
         for gpu in placement.gpus:
             if gpu >= len(budgets):
-                seen = f"{given} places layers on GPU {gpu}, counted from 0, of {len(budgets)} GPUs"
-                raise UserError(f"{seen}: give each a `vram_budget`")
+                got = f"{given} places layers on GPU {gpu}, counted from 0, of {len(budgets)} GPUs"
+                raise UserError(f"{got}: give each a `vram_budget`")
             needed = placement.part_of(gpu).gpu_bytes(sizes)
             if needed > budgets[gpu]:
                 raise UserError(

@@ -191,7 +191,7 @@ def _count(
                 firings.step(len(logits))
             if progress:
                 progress("windows", done, len(windows))
-        return firings, Setup.of(session)
+        return firings, Setup.from_session(session)
 
 
 def window_length(most: int, asked: int | None) -> int:

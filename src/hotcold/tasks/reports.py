@@ -28,7 +28,7 @@ class Setup:
     model: str
 
     @classmethod
-    def of(cls, session: "Session") -> Self:
+    def from_session(cls, session: "Session") -> Self:
         model = session.model
         return cls(
             sparsity=session.sparsity,

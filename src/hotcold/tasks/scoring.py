@@ -88,7 +88,7 @@ class Scorer:
     @property
     def figures(self) -> Figures:
         """The costs of the decode rows so far, without times."""
-        return Figures.of(self.session.counters.since(self._before), self.session.footprint)
+        return Figures.from_counters(self.session.counters.since(self._before), self.session.footprint)
 
 
 class Divergence(NamedTuple):

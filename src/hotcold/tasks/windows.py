@@ -40,11 +40,11 @@ def shared_windows(
     for at, pair in enumerate(zip(chain(*windows), chain(*others), strict=False)):
         if pair[0] != pair[1]:
             first, second = (printable(repr(candidate.tokenizer.piece(id))) for id in pair)
-            seen = f"token {at} of the text is {first} for one and {second} for the other"
-            raise UserError(f"{names} have different tokenizers, {seen}: {fix}")
+            got = f"token {at} of the text is {first} for one and {second} for the other"
+            raise UserError(f"{names} have different tokenizers, {got}: {fix}")
     if windows != others:
-        seen = f"{sum(map(len, windows))} and {sum(map(len, others))}"
-        raise UserError(f"{names} have different tokenizers, the text has {seen} tokens: {fix}")
+        got = f"{sum(map(len, windows))} and {sum(map(len, others))}"
+        raise UserError(f"{names} have different tokenizers, the text has {got} tokens: {fix}")
     return windows
 
 

@@ -87,8 +87,8 @@ def pre_notes(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """A note for the user if the file does not name its kind."""
     if _names_kind(metadata):
         return ()
-    seen = f"the file does not name its pre-tokenizer ({PREFIX}pre), so it is 'default', as in llama.cpp"
-    return (f"{seen}: words may be split differently from the model's training, which makes answers worse",)
+    got = f"the file does not name its pre-tokenizer ({PREFIX}pre), so it is 'default', as in llama.cpp"
+    return (f"{got}: words may be split differently from the model's training, which makes answers worse",)
 
 
 def pre_tokenizer(kind: str) -> Any:

@@ -106,8 +106,8 @@ class Tokenizer:
         ``TokenizerError``: the vocabulary is missing, broken, or of a kind that is not supported."""
         model = metadata.get(PREFIX + "model")
         if not isinstance(model, str) or model not in _ALGORITHMS:
-            seen = f"no {PREFIX}model" if model is None else f"{PREFIX}model {shown(model)}"
-            raise TokenizerError(f"the file has {seen}: supported are {', '.join(_ALGORITHMS)}")
+            got = f"no {PREFIX}model" if model is None else f"{PREFIX}model {shown(model)}"
+            raise TokenizerError(f"the file has {got}: supported are {', '.join(_ALGORITHMS)}")
         algorithm, defaults = _ALGORITHMS[model]
         vocabulary = read_vocabulary(metadata, defaults(metadata))
         return cls(vocabulary, algorithm(vocabulary, metadata))

@@ -10,5 +10,5 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def check_unicode(text: str, what: str = "the text") -> None:
     """Raises UserError for a lone surrogate, which is no character."""
     if surrogate := _SURROGATE.search(text):
-        seen = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
-        raise UserError(f"{what} has {seen}: only valid Unicode is allowed (was the input UTF-8?)")
+        got = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
+        raise UserError(f"{what} has {got}: only valid Unicode is allowed (was the input UTF-8?)")

@@ -240,8 +240,8 @@ def _ids(metadata: Mapping[str, Any], tokens: Sequence[str], notes: list[str]) -
         elif 0 <= value < size:
             ids[name] = value
         else:
-            seen = f"{key} is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}"
-            notes.append(f"{seen}; the key is ignored")
+            got = f"{key} is {shown(value)}: the {size} tokens have the ids 0 to {size - 1}"
+            notes.append(f"{got}; the key is ignored")
     return ids
 
 

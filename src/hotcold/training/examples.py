@@ -37,7 +37,7 @@ class Examples:
                     some = x[own[at : at + _ROWS_TOGETHER]]
                     if not np.isfinite(some).all():
                         raise UserError("an input of the FFN is not finite: the model's file is damaged")
-                    file.write(np.ascontiguousarray(Activity.of(part, some).weight, np.float32).data)
+                    file.write(np.ascontiguousarray(Activity.from_ffn(part, some).weight, np.float32).data)
         adds = np.memmap(path, np.float32, mode="r")
         ends = np.cumsum([len(own) * part.neurons for part, own in zip(parts, rows, strict=True)])
         each = np.split(adds, ends[:-1])

@@ -86,7 +86,7 @@ def train_layer(
         check = Examples.collect(parts, texts.check, files[1])
         first, second = factors(parts, sample["normed"], sizes[-1])
         judge = _Judge(
-            parts, config, options, training, texts, Routed.of(parts, texts.held_out), weights.nbytes
+            parts, config, options, training, texts, Routed.from_parts(parts, texts.held_out), weights.nbytes
         )
 
         def attempt(rank: int) -> _Attempt:

@@ -34,8 +34,8 @@ class RunState:
         wanted = json.loads(json.dumps(self._identity))
         if others := [key for key in wanted if identity.get(key) != wanted[key]]:
             key = others[0]
-            seen = f"{self.folder} holds a run with {key} {shown(identity.get(key))}"
-            raise UserError(f"{seen}, not {shown(wanted[key])}: give the same value, or another `work`")
+            got = f"{self.folder} holds a run with {key} {shown(identity.get(key))}"
+            raise UserError(f"{got}, not {shown(wanted[key])}: give the same value, or another `work`")
         return dict(saved)
 
     def save(self, state: Mapping[str, Any]) -> None:

@@ -88,8 +88,8 @@ def activation_key(config: Any) -> str:
     for key in ACTIVATION_KEYS:
         if isinstance(getattr(config, key, None), str):
             return key
-    seen = printable(type(config).__name__)
-    raise UserError(f"{seen} names no activation: one of {', '.join(ACTIVATION_KEYS)} is needed")
+    got = printable(type(config).__name__)
+    raise UserError(f"{got} names no activation: one of {', '.join(ACTIVATION_KEYS)} is needed")
 
 
 def _check_layers(model: Any, layers: set[int]) -> None:

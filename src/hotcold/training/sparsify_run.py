@@ -200,9 +200,9 @@ class Run:
         self.step, steps = saved["step"], saved["steps"]
         if self.steps != steps and (self.step < steps or self.steps < steps):
             per_step = self._windows * self._options.context
-            seen = f"{state.folder} holds a run of {steps * per_step} tokens, {self.step * per_step} done"
+            got = f"{state.folder} holds a run of {steps * per_step} tokens, {self.step * per_step} done"
             raise UserError(
-                f"{seen}: finish it with these `tokens` and then give more, or give another `work`"
+                f"{got}: finish it with these `tokens` and then give more, or give another `work`"
             )
         self._begun = saved["begun"] if self.steps == steps else self.step
         self.model.load_state_dict(saved["model"])

@@ -91,8 +91,8 @@ class Encoder:
 
     def _row(self, path: Path, number: int, row: Any) -> Ids:
         if not isinstance(row, dict) or not ({"text", "messages"} & row.keys()):
-            seen = f"keys {shown(', '.join(map(str, row)))}" if isinstance(row, dict) else shown(row)
-            raise UserError(f"{path}, row {number} has {seen}: text or messages is needed")
+            got = f"keys {shown(', '.join(map(str, row)))}" if isinstance(row, dict) else shown(row)
+            raise UserError(f"{path}, row {number} has {got}: text or messages is needed")
         if isinstance(text := row.get("text"), str):
             ids, eos = self._encode(text), self.tokenizer.eos_id
             return ids if eos is None or (len(ids) and ids[-1] == eos) else np.append(ids, self.dtype(eos))

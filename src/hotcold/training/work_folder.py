@@ -59,9 +59,9 @@ class WorkFolder:
         held = sum(each.stat().st_size for each in self.path.rglob("*") if each.is_file())
         free = shutil.disk_usage(self.path).free
         if nbytes - held > free:
-            seen = f"{(nbytes - held) / 2**30:.2f} GiB are needed, and {free / 2**30:.2f} GiB are free"
+            got = f"{(nbytes - held) / 2**30:.2f} GiB are needed, and {free / 2**30:.2f} GiB are free"
             raise UserError(
-                f"{printable(str(self.path), 4096)}: {seen}: use fewer `tokens`, or free some space"
+                f"{printable(str(self.path), 4096)}: {got}: use fewer `tokens`, or free some space"
             )
 
 
@@ -70,5 +70,5 @@ def _compare(shown: str, begun: object, facts: Mapping[str, str | int | float | 
         raise UserError(f"{shown} has a damaged {_FACTS}: give another folder")
     for name, value in facts.items():
         if begun.get(name) != value:
-            seen = f"was started with {name} {printable(repr(begun.get(name)))}, not {value!r}"
-            raise UserError(f"{shown} {seen}: give the same value, or another folder")
+            got = f"was started with {name} {printable(repr(begun.get(name)))}, not {value!r}"
+            raise UserError(f"{shown} {got}: give the same value, or another folder")

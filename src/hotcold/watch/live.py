@@ -67,7 +67,7 @@ class Picture:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, session: Session) -> Self:
+    def from_session(cls, session: Session) -> Self:
         model = session.model
         gpu = ", ".join(each.gpu.name for each in model.on_gpus)
         if model.gpus and not gpu:
@@ -156,7 +156,7 @@ class Viewer:
     def _rates(self, now: float, tokens: int) -> Rates | None:
         assert self.live is not None
         moments = self._moments
-        moments.append(_Moment.of(self.live, now, tokens))
+        moments.append(_Moment.from_live(self.live, now, tokens))
         while len(moments) > 2 and now - moments[1].time >= _RATES_S:
             moments.pop(0)
         return None if len(moments) == 1 else moments[-1].since(moments[0], self.live)
@@ -173,7 +173,7 @@ class _Moment:
     steps: int  # number of steps in ``sides``
 
     @classmethod
-    def of(cls, live: Live, now: float, tokens: int) -> Self:
+    def from_live(cls, live: Live, now: float, tokens: int) -> Self:
         session = live.session
         counters = session.counters.copy()
         if live.watched is None:
@@ -184,7 +184,7 @@ class _Moment:
     def since(self, before: Self, live: Live) -> Rates:
         seconds, session = self.time - before.time, live.session
         counters = self.counters.since(before.counters)
-        figures = Figures.of(counters, session.footprint)
+        figures = Figures.from_counters(counters, session.footprint)
         new = self.tokens - before.tokens
         tok_s = new / seconds if new > 0 and seconds > 0 else None
         gpu, cpu = _bytes_read(live, counters, self.sides - before.sides, self.steps - before.steps)

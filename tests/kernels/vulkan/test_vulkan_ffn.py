@@ -227,7 +227,7 @@ def test_scratch_is_what_its_formula_says(vulkan: VulkanBackend, rows: int) -> N
         chosen = Chosen(vulkan.zeros((rows, 2), np.int32), vulkan.zeros((rows, 2)))
         weights, given = ffn_weights(vulkan, tensors), chosen if tensors is experts else None
         record_ffn(recording, FFNCall(x, weights, recording.batch, out, skip=False, chosen=given))
-        expected = ffn_scratch_bytes(FFNShape.of(tensors), rows, min(rows, 16))
+        expected = ffn_scratch_bytes(FFNShape.from_tensors(tensors), rows, min(rows, 16))
         assert recording.scratch_bytes == aligned(expected) and len(recording.steps) > 3
 
 

@@ -127,7 +127,7 @@ def test_plain_rows_are_filled_up_with_zeros(columns: int) -> None:
 @pytest.mark.parametrize("blocks", [1, 2, 31, 32, 33, 63, 64, 65, 100, 344])
 def test_neighbouring_chunks_lie_side_by_side(blocks: int) -> None:
     """Block i of every chunk that has one, then block i + 1: what a group of invocations reads at a time."""
-    layout = RowLayout.of(32 * blocks)
+    layout = RowLayout.from_columns(32 * blocks)
     assert layout.chunk == -(-blocks // 32)
     chunks = [range(first, min(first + layout.chunk, blocks)) for first in range(0, blocks, layout.chunk)]
     assert len(chunks) == layout.chunks <= 32

@@ -38,8 +38,8 @@ def _caches(memory: DeviceMemory, k_cache: Buffer, v_cache: Buffer) -> _Caches:
     if k.dtype != v.dtype or k.dtype not in _CACHE_TYPES:
         raise TypeError(f"KV caches are {k.dtype} and {v.dtype}: both float16, float32 or uint8 are needed")
     if k.shape != v.shape or len(k.shape) != 4 or k.shape[2] != PAGE or 0 in k.shape:
-        seen = f"KV caches of shape {k.shape} and {v.shape}"
-        raise ValueError(f"{seen}: both [page, K, {PAGE}, head_dim], with values, are needed")
+        got = f"KV caches of shape {k.shape} and {v.shape}"
+        raise ValueError(f"{got}: both [page, K, {PAGE}, head_dim], with values, are needed")
     pages, kv_heads, _, head_dim = k.shape
     if k.dtype == np.uint8:
         block = BLOCK_TYPES["Q8_0"]
@@ -48,8 +48,8 @@ def _caches(memory: DeviceMemory, k_cache: Buffer, v_cache: Buffer) -> _Caches:
         head_dim = head_dim // block.nbytes * block.weights
     for cache in (k, v):
         if cache.range.nbytes > memory.info.max_range:
-            seen = f"a KV cache of {cache.range.nbytes} bytes: {memory.info.name} allows"
-            raise ValueError(f"{seen} {memory.info.max_range} for a layer's keys; use a shorter context")
+            got = f"a KV cache of {cache.range.nbytes} bytes: {memory.info.name} allows"
+            raise ValueError(f"{got} {memory.info.max_range} for a layer's keys; use a shorter context")
     if head_dim > MOST_HEAD_DIM:
         raise ValueError(f"KV cache with a head_dim of {head_dim}: up to {MOST_HEAD_DIM} are allowed")
     return _Caches(k.range, v.range, _CACHE_TYPES[k.dtype], pages, kv_heads, head_dim)

@@ -159,8 +159,8 @@ def _mask(recording: Recording, mask: Buffer, words: int) -> Range:
     if buffer.dtype != np.uint64:
         raise TypeError(f"mask is {buffer.dtype}: uint64 is needed")
     if buffer.shape[0] < recording.rows or buffer.width < words:
-        seen = f"{buffer.shape[0]} rows of {buffer.width}"
-        raise ValueError(f"mask: expected at least {recording.rows} rows of {words} or more, got {seen}")
+        got = f"{buffer.shape[0]} rows of {buffer.width}"
+        raise ValueError(f"mask: expected at least {recording.rows} rows of {words} or more, got {got}")
     return buffer.range
 
 

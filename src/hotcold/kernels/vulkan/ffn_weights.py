@@ -47,7 +47,7 @@ class FFNShape:
     down: BlockType
 
     @staticmethod
-    def of(tensors: FFNTensors) -> FFNShape:
+    def from_tensors(tensors: FFNTensors) -> FFNShape:
         gate = tensors.up if tensors.gate is None else tensors.gate
         return FFNShape(
             dim=tensors.up.shape[1],
@@ -133,7 +133,7 @@ class DeviceFFN:
 def ffn_weights(memory: DeviceMemory, tensors: FFNTensors) -> DeviceFFN:
     checks.check_ffn(tensors)
     checks.check_resident(tensors)
-    shape = FFNShape.of(tensors)
+    shape = FFNShape.from_tensors(tensors)
     dim, down = shape.dim, tensors.down
     largest = memory.info.max_range
     together, cuts = _cuts(shape, largest)
@@ -221,8 +221,8 @@ def _cuts(shape: FFNShape, most_bytes: int) -> tuple[int, list[tuple[int, int]]]
             break
         together //= 2
     if max(b - a for a, b in pairwise(ordered)) > most:
-        seen = f"FFN weights of {row_bytes} bytes a neuron, {shape.neurons} of them"
-        raise ValueError(f"{seen}: this device reads {most_bytes} at a time; use another device, or the CPU")
+        got = f"FFN weights of {row_bytes} bytes a neuron, {shape.neurons} of them"
+        raise ValueError(f"{got}: this device reads {most_bytes} at a time; use another device, or the CPU")
     cuts, first = [], 0
     for edge, after in pairwise([*ordered, shape.neurons + most + 1]):
         if after - first > most:

@@ -98,7 +98,7 @@ def product(
 
 def gemv_lanes(columns: int) -> int:
     """Returns invocations of a row in gemv.comp and ffn_rows.comp: two sizes, since each costs pipelines."""
-    return 8 if RowLayout.of(columns).chunks <= 8 else 32
+    return 8 if RowLayout.from_columns(columns).chunks <= 8 else 32
 
 
 def power_of_two(number: int) -> int:

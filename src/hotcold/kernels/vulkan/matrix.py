@@ -73,8 +73,8 @@ def upload_parts(memory: DeviceMemory, tensor: AnyTensor) -> tuple[Part, ...]:
     largest = memory.info.max_range
     most = largest // row_bytes
     if not most:
-        seen = f"rows of {columns} columns in {tensor.type.name} take {row_bytes} bytes"
-        raise UserError(f"{seen}: {memory.info.name} allows ranges of {largest}")
+        got = f"rows of {columns} columns in {tensor.type.name} take {row_bytes} bytes"
+        raise UserError(f"{got}: {memory.info.name} allows ranges of {largest}")
     most = min(most, MOST_ROWS)
     firsts = range(0, rows, most - most % 64 if most > 64 else most)
     return tuple(_upload_part(memory, tensor, first, min(first + firsts.step, rows)) for first in firsts)

@@ -46,7 +46,7 @@ class RowLayout:
     last: int  #: blocks of the last chunk
 
     @staticmethod
-    def of(columns: int) -> RowLayout:
+    def from_columns(columns: int) -> RowLayout:
         blocks = -(-columns // BLOCK)
         chunk = -(-blocks // CHUNKS)
         chunks = -(-blocks // chunk)
@@ -64,7 +64,7 @@ class RowLayout:
 
 @cache
 def _order(columns: int, units: int) -> npt.NDArray[np.intp]:
-    return RowLayout.of(columns).order(units)
+    return RowLayout.from_columns(columns).order(units)
 
 
 def holds(type: str) -> bool:
@@ -93,7 +93,7 @@ def held_bytes(type: BlockType, nbytes: int) -> int:
 def section_bytes(type: BlockType, columns: int) -> tuple[int, ...]:
     """Returns bytes of a row in each section."""
     if type.weights == 1:
-        return (RowLayout.of(columns).blocks * BLOCK * type.nbytes,)
+        return (RowLayout.from_columns(columns).blocks * BLOCK * type.nbytes,)
     data = np.zeros((1, type.row_bytes(columns)), np.uint8)
     return tuple(section.shape[1] for section in pack(type, data, columns))
 
@@ -128,7 +128,7 @@ def pack_plainly(type: BlockType, data: Bytes, columns: int, factors: Floats | N
     """Packs rows with NumPy: the specification of all types' layouts."""
     rows = len(data)
     if type.weights == 1:
-        padded = np.zeros((rows, RowLayout.of(columns).blocks * BLOCK * type.nbytes), np.uint8)
+        padded = np.zeros((rows, RowLayout.from_columns(columns).blocks * BLOCK * type.nbytes), np.uint8)
         padded[:, : data.shape[1]] = data
         return [_ordered(padded, columns, BLOCK * type.nbytes // UNIT, UNIT)]
     check_holds(type)

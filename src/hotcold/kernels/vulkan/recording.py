@@ -124,8 +124,8 @@ class Recording:
         if device_buffer.dtype != dtype:
             raise TypeError(f"{label} is {device_buffer.dtype}: {np.dtype(dtype)} is needed")
         if device_buffer.shape[0] < most or device_buffer.width != width:
-            seen = f"{device_buffer.shape[0]} rows of {device_buffer.width}"
-            raise ValueError(f"{label}: expected at least {most} rows of {width}, got {seen}")
+            got = f"{device_buffer.shape[0]} rows of {device_buffer.width}"
+            raise ValueError(f"{label}: expected at least {most} rows of {width}, got {got}")
         return device_buffer.range
 
     def work(self, multiplications: int) -> None:

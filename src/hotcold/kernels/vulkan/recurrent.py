@@ -26,8 +26,8 @@ def _state(recording: Recording, state: Buffer, axes: int, needed_shape: str) ->
     if len(buffer.shape) != axes or 0 in buffer.shape:
         raise ValueError(f"state of shape {buffer.shape}: {needed_shape}, with values, is needed")
     if buffer.range.nbytes > recording.memory.info.max_range:
-        seen = f"a state of {buffer.range.nbytes} bytes: {recording.memory.info.name} allows"
-        raise ValueError(f"{seen} {recording.memory.info.max_range} for a layer's states; use fewer slots")
+        got = f"a state of {buffer.range.nbytes} bytes: {recording.memory.info.name} allows"
+        raise ValueError(f"{got} {recording.memory.info.max_range} for a layer's states; use fewer slots")
     recording.bound("state_slots", buffer.shape[0])
     return buffer
 

@@ -151,8 +151,8 @@ def _by_layer(keys: Keys, family: Family, layers: int, most: int, count: int) ->
     wrong = [i for i, (k, n) in enumerate(zip(chosen, neurons, strict=True)) if bool(k) != bool(n)]
     if wrong and all(arrays):
         i = wrong[0]
-        seen = f"{keys.name(chosen_key)}[{i}] is {chosen[i]} and {neurons_key}[{i}] {neurons[i]}"
-        raise ModelError(f"{seen}: both or none may be 0")
+        got = f"{keys.name(chosen_key)}[{i}] is {chosen[i]} and {neurons_key}[{i}] {neurons[i]}"
+        raise ModelError(f"{got}: both or none may be 0")
     return tuple((k, n) if k and n else (0, 0) for k, n in zip(chosen, neurons, strict=True))
 
 
@@ -188,15 +188,15 @@ def layer_neurons(
         return tuple(of_experts)
     stated = keys.per_layer(key, least, most, layers)
     if experts.by_layer and (wrong := [i for i, n in enumerate(stated) if bool(n) != bool(of_experts[i])]):
-        seen = f"{keys.name(key)}[{wrong[0]}] is {stated[wrong[0]]}"
-        raise ModelError(f"{seen}, which differs from expert_feed_forward_length of the layer")
+        got = f"{keys.name(key)}[{wrong[0]}] is {stated[wrong[0]]}"
+        raise ModelError(f"{got}, which differs from expert_feed_forward_length of the layer")
     return tuple(n if i in dense or not n else of_experts[i] for i, n in enumerate(stated))
 
 
 def _of_input(keys: Keys, family: Family, chosen: int) -> bool:
     if family.factor_of_input and chosen > 1:
-        seen = f"{keys.name('expert_used_count')} is {chosen}"
-        raise ModelError(f"{seen}: 1 is needed where an expert's factor multiplies its input")
+        got = f"{keys.name('expert_used_count')} is {chosen}"
+        raise ModelError(f"{got}: 1 is needed where an expert's factor multiplies its input")
     return family.factor_of_input
 
 

@@ -79,8 +79,8 @@ class AttentionShape(MixerShape):
             return []
         block, dtype = BLOCK_TYPES[type.upper()], np.dtype(CACHE_TYPES[type])
         if self.head_dim % block.weights:
-            seen = f"its blocks of {block.weights} do not fit heads of {self.head_dim}"
-            raise ModelError(f"KV cache of type {type} (`cache_type`): {seen}: use f16")
+            got = f"its blocks of {block.weights} do not fit heads of {self.head_dim}"
+            raise ModelError(f"KV cache of type {type} (`cache_type`): {got}: use f16")
         return [((self.kv_heads, PAGE, block.row_bytes(self.head_dim) // dtype.itemsize), dtype)] * 2
 
     def tensors(self, dim: int, blk: str, present: Container[str]) -> Tensors:

@@ -227,8 +227,8 @@ def read_latent(keys: Keys, family: Family, layers: int, context: int, scale: fl
     length = keys.whole(f"attention.key_length{kind}", 2, _MOST)
     rotated = keys.whole("rope.dimension_count", 2, 512)
     if rotated >= length:
-        seen = f"{keys.name('rope.dimension_count')} is {rotated}"
-        raise ModelError(f"{seen}: less than the keys' length {length} is needed")
+        got = f"{keys.name('rope.dimension_count')} is {rotated}"
+        raise ModelError(f"{got}: less than the keys' length {length} is needed")
     shape = LatentShape(
         heads=keys.alike("attention.head_count", 1, 4096, layers),
         latent=keys.whole("attention.kv_lora_rank", 1, 1024 - rotated),

@@ -63,8 +63,8 @@ def _windowed(keys: Keys, family: Family, layers: int) -> tuple[bool, ...]:
     pattern: Any = keys.get(key)
     if isinstance(pattern, np.ndarray | Sequence) and not isinstance(pattern, str):
         if len(pattern) != layers or any(flag not in (False, True) for flag in pattern):
-            seen = f"{keys.name(key)} is {shown(pattern)}"
-            raise ModelError(f"{seen}: a period, or {layers} truth values, are needed")
+            got = f"{keys.name(key)} is {shown(pattern)}"
+            raise ModelError(f"{got}: a period, or {layers} truth values, are needed")
         return tuple(bool(flag) for flag in pattern)
     if pattern is not None:
         period = whole(keys.name(key), pattern, 0, layers)
@@ -110,8 +110,8 @@ def _yarn(keys: Keys, rope: Rope, factor: float, *, whole: bool, latent: bool) -
     slow = keys.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0)
     mixed = keys.get("rope.scaling.yarn_ext_factor", 1)
     if not is_number(mixed) or abs(mixed) != 1:
-        seen = f"{keys.name('rope.scaling.yarn_ext_factor')} is {shown(mixed)}"
-        raise ModelError(f"{seen}: only 1 is supported")
+        got = f"{keys.name('rope.scaling.yarn_ext_factor')} is {shown(mixed)}"
+        raise ModelError(f"{got}: only 1 is supported")
 
     def grown(weight: float) -> float:
         """Returns the temperature of scores, which grows with the context (section 3.4 of the paper)."""

@@ -165,8 +165,8 @@ def _call(values: Mapping[str, Any], facts: Facts) -> MessagesCall:
     if last["role"] == "assistant" and not isinstance(last["content"], str):
         for part in last["content"]:
             if part["type"] == "tool_use":
-                seen = f"messages ends with the call {shown(part['id'])}"
-                raise invalid(f"{seen}: add a tool_result of each, in a message of role user", "messages")
+                got = f"messages ends with the call {shown(part['id'])}"
+                raise invalid(f"{got}: add a tool_result of each, in a message of role user", "messages")
     return MessagesCall(**vars(translated(chat.parse, _chat(values), facts, _NAMES)))
 
 

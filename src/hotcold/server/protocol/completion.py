@@ -144,11 +144,11 @@ def parse(body: object, facts: Facts) -> CompletionCall:
     values = BODY.read(body, "")
     prompts, n = values["prompt"], values["n"]
     if len(prompts) * n > MAX_JOBS:
-        seen = f"prompt has {len(prompts)} texts and n is {n}"
-        raise invalid(f"{seen}: together at most {MAX_JOBS} continuations are allowed", "n")
+        got = f"prompt has {len(prompts)} texts and n is {n}"
+        raise invalid(f"{got}: together at most {MAX_JOBS} continuations are allowed", "n")
     if values["best_of"] is not None and values["best_of"] > n:
-        seen = f"best_of is {values['best_of']} and n is {n}"
-        raise invalid(f"{seen}: best_of above n is not supported", "best_of", "unsupported_parameter")
+        got = f"best_of is {values['best_of']} and n is {n}"
+        raise invalid(f"{got}: best_of above n is not supported", "best_of", "unsupported_parameter")
     for i, each in enumerate(prompts):
         if not isinstance(each, str):
             facts.check_ids(each, f"prompt[{i}]" if len(prompts) > 1 else "prompt")

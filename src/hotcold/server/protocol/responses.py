@@ -196,9 +196,9 @@ def _previous(id: str | None, facts: Facts) -> list[dict[str, Any]]:
         return []
     items = facts.kept_responses.conversation(id)
     if items is None:
-        seen = f"previous response with id {shown(id)} not found: only the last ones are kept"
+        got = f"previous response with id {shown(id)} not found: only the last ones are kept"
         fix = "send the whole conversation as input"
-        raise invalid(f"{seen}; {fix}", "previous_response_id", "previous_response_not_found")
+        raise invalid(f"{got}; {fix}", "previous_response_id", "previous_response_not_found")
     return [_ITEM.read(item, "previous_response_id") for item in items]
 
 
@@ -218,12 +218,12 @@ def _resolved(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, A
         if item["type"] == "item_reference":
             first = places.setdefault(item["id"], place)
             if first != place:
-                seen = f"{param}.id is {shown(item['id'])}, as in input[{first}]"
-                raise invalid(f"{seen}: refer to an item once", f"{param}.id")
+                got = f"{param}.id is {shown(item['id'])}, as in input[{first}]"
+                raise invalid(f"{got}: refer to an item once", f"{param}.id")
             kept = facts.kept_items.find(item["id"])
             if kept is None:
-                seen = f"{param}.id is {shown(item['id'])}, which is not among the items that are kept"
-                raise invalid(f"{seen}: send the item itself, or set store to false", f"{param}.id")
+                got = f"{param}.id is {shown(item['id'])}, which is not among the items that are kept"
+                raise invalid(f"{got}: send the item itself, or set store to false", f"{param}.id")
             yield _ITEM.read(json.loads(kept[0]), param)
         else:
             yield item
@@ -231,8 +231,8 @@ def _resolved(items: list[dict[str, Any]], facts: Facts) -> Iterator[dict[str, A
 
 def _check_calls(items: list[dict[str, Any]]) -> None:
     if items and items[-1]["type"] in _CALLS:
-        seen = f"input ends with the call {shown(items[-1]['call_id'])}"
-        raise invalid(f"{seen}: add a {items[-1]['type']}_output of each call", "input")
+        got = f"input ends with the call {shown(items[-1]['call_id'])}"
+        raise invalid(f"{got}: add a {items[-1]['type']}_output of each call", "input")
 
 
 def _told(values: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:

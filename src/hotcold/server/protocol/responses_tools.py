@@ -163,9 +163,9 @@ class Names:
         for place, tool in enumerate(namespace["tools"]):
             name = self.joined(tool["name"], namespace["name"])
             if len(name) > MAX_NAME:
-                seen = f"{shown(name)} has {len(name)} characters"
+                got = f"{shown(name)} has {len(name)} characters"
                 raise invalid(
-                    f"{seen}: with both names it may have {MAX_NAME}", f"{param}.tools[{place}].name"
+                    f"{got}: with both names it may have {MAX_NAME}", f"{param}.tools[{place}].name"
                 )
             described = "\n".join(filter(None, (about, tool["description"]))) or None
             self._divided[name] = namespace["name"], tool["name"]
