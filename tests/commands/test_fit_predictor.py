@@ -205,8 +205,11 @@ def test_every_option_reaches_the_function(text: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(hotcold, "fit_predictor", stopped(given))
     monkeypatch.setattr(hotcold, "measure_predictor", stopped(given))
     model, output = Path(model_path()), Path("new.gguf")
-    load = f"-m {model} -f {text} -o {output} -c 96 -t 3 --cache-type f32 --backend reference --special"
-    loading = {"context": 96, "threads": 3, "cache_type": "f32", "backend": "reference", "special": True}
+    load = (
+        f"-m {model} -f {text} -o {output} -c 96 -t 3 --cache-type f32 --backend reference --special --force"
+    )
+    loading = {"context": 96, "threads": 3, "cache_type": "f32", "backend": "reference"}
+    loading |= {"special": True, "force": True}
     making = "--method train --recall 0.7 --weighted --type q8_0 --max-share 0.3 --tokens 99 --held-out"
     training = "--work folder --max-marked 2.5 --epochs 3 --rate 0.125 --relu --eval-tokens 77"
     assert cli.main(["fit-predictor", *load.split(), *making.split(), str(text), *training.split()]) == 2

@@ -224,7 +224,7 @@ def test_states_of_sequences_are_told(capsys: pytest.CaptureFixture[str], tmp_pa
     found = report(capsys, path)  # two inputs of 32 channels, float32, of a convolution of three
     assert (found["state_layers"], found["state_bytes"]) == (2, 2 * 2 * 32 * 4)
     assert values(info(capsys, path))["states"] == "512 B per sequence (layers: 2)"
-    assert "guesses" not in values(info(capsys, path))
+    assert "draft tokens" not in values(info(capsys, path))
     assert "states" not in values(info(capsys, model_path()))
 
 
@@ -283,10 +283,10 @@ def test_metadata_of_the_wrong_type_is_left_out(
     assert report(capsys, path)["dim"] is None
 
 
-def test_a_block_that_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_draft_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = write_hybrid(tmp_path / "plain.gguf", "qwen35")
     path = with_block(plain, tmp_path / "block.gguf", 1)
-    assert values(info(capsys, path))["guesses"] == "draft block blk.3, 39.62 KiB"
+    assert values(info(capsys, path))["draft tokens"] == "draft block blk.3, 39.62 KiB"
     lacking = changed(path, tmp_path / "lacking.gguf", {}, {"blk.3.nextn.enorm.weight": None})
-    said = values(info(capsys, lacking))["guesses"]
+    said = values(info(capsys, lacking))["draft tokens"]
     assert said.startswith("the draft block blk.3 is left out: tensor blk.3.nextn.eno")

@@ -79,7 +79,7 @@ def test_a_card_is_used_without_a_word(has: Machine) -> None:
     assert has.opened == [(CARD, 7 << 30, False)] and model.gpus
     where = "GPU Made-Up Card (driver 1.0): 6 of 6 layers and the head; 100.0% of the neurons, 100.0% of the"
     assert model.notes[0].startswith(where) and model.notes[0].endswith("of 7GiB; synchronised by submits")
-    assert "a test, and fable-7m" in model.notes[1]
+    assert "is planned for a test (profile: fable-7m" in model.notes[1]
     (report,) = Setup.from_session(model.session()).gpus
     assert (report["name"], report["layers"], report["head"]) == (CARD.name, 6, True)
     assert report["planned_bytes"] == model.on_gpus[0].planned_bytes < report["budget_bytes"] == 7 << 30
