@@ -342,7 +342,7 @@ def test_info_says_what_may_be_divided(
         for line in capsys.readouterr().out.splitlines()[:20]
         if "  " in line
     )
-    assert (shown["experts"], shown["experts used"], shown["placement"]) == ("4", "2", placed)
+    assert (shown["experts"], shown["experts used"], shown["GPU takes"]) == ("4", "2", placed)
 
 
 def test_sparsity_auto_says_what_is_read(tmp_path: Path) -> None:
