@@ -27,8 +27,7 @@ void bind_quantise_rows(const std::string& isa, int type, const Array<const floa
 void bind_quantise(nb::module_& m) {
     m.def("quantise_rows", &bind_quantise_rows, "isa"_a, "type"_a, "values"_exact, "importance"_maybe,
           "out"_exact, "pool"_a);
-    m.def(
-        "can_quantise", [](int type) { return find_writer(type, "scalar") != nullptr; }, "type"_a);
+    m.def("can_quantise", [](int type) { return find_writer(type, "scalar") != nullptr; }, "type"_a);
 }
 
 }  // namespace hc

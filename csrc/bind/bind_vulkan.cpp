@@ -294,10 +294,7 @@ void bind_vulkan(nb::module_& m) {
                                                     VulkanLink::Shaders{std::move(post), std::move(wait)});
             },
             "timeout_seconds"_a, "spin"_a, "post"_a, "wait"_a)
-        .def("recorder",
-             [](OpenDevice& self) {
-                 return BoundRecorder{Recorder(self.heap), {}};
-             })
+        .def("recorder", [](OpenDevice& self) { return BoundRecorder{Recorder(self.heap), {}}; })
         .def("write", &bind_write, "memory"_a, "offset"_a, "data"_exact)
         .def("read", &bind_read, "memory"_a, "offset"_a, "data"_exact)
         .def("clear", &bind_clear, "memory"_a);

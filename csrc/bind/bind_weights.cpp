@@ -153,8 +153,7 @@ void bind_weights(nb::module_& m) {
         .def("read", &read_tensor, "file"_a, "offset"_a, "rows"_a, "row_bytes"_a, "pool"_a,
              "by_output"_a = false, "chosen"_maybe = nb::none())
         .def("packed", &packed);
-    m.def(
-        "row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
+    m.def("row_size", [](int type, int64_t cols) { return row_size(Type(type), cols); }, "type"_a, "cols"_a);
     m.def("panels_size", &panels_size, "dim"_a, "neurons"_a, "type"_a);
 }
 

@@ -37,7 +37,9 @@ Bytes16 transpose_bytes(Bytes16 a) {
 constexpr int kColumn = 16;  // neurons whose codes fill 16 bytes of a file block, or one nibble of each
 
 // Units of sixteen neurons before their lanes are interleaved: a word per neuron.
-template <int Units> struct Column { alignas(64) uint8_t words[Units][kLanes][4 * kColumn]; };
+template <int Units> struct Column {
+    alignas(64) uint8_t words[Units][kLanes][4 * kColumn];
+};
 
 // Four vectors with one byte of each neuron become words of four bytes.
 void put_words(Bytes16 (&bytes)[4], uint8_t* to) {

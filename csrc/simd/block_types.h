@@ -15,7 +15,9 @@ namespace {
 using F = Vec::F;
 using I = Vec::I;
 
-template <int N> struct Constant { static constexpr int value = N; };
+template <int N> struct Constant {
+    static constexpr int value = N;
+};
 template <int Begin, class Fn, int... N> HC_INLINE void unroll(Fn&& fn, std::integer_sequence<int, N...>) {
     (fn(Constant<Begin + N>{}), ...);
 }

@@ -4,7 +4,9 @@
 
 namespace hc {
 
-template <class Word, int N> struct Grid { Word at[N]; };
+template <class Word, int N> struct Grid {
+    Word at[N];
+};
 
 // Four codes, or eight, a byte each.
 extern const Grid<uint32_t, 256> kGridIQ3_XXS;

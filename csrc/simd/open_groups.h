@@ -164,7 +164,9 @@ template <class B, class V> struct GroupOfTwo {
 
 // Buffers for the opened groups of N rows.
 template <class B, int N, bool = B::opened> struct GroupScratch {};
-template <class B, int N> struct GroupScratch<B, N, true> { Opened opened[N]; };
+template <class B, int N> struct GroupScratch<B, N, true> {
+    Opened opened[N];
+};
 
 // The group at `block` of row k for the lanes from l on; opens it if l is 0.
 template <class B, int N> HC_INLINE Group<B> group_of(const RowOf<B>& row, int64_t blocks, int64_t block,

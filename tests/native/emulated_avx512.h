@@ -1,5 +1,6 @@
 // AVX-512's intrinsics without such a processor, by SIMDe (Debian's libsimde-dev 0.7.4) and, where
-// SIMDe lacks them, by loops. Included before everything where HOTCOLD_EMULATE_AVX512 is set: see CONTRIBUTING.md.
+// SIMDe lacks them, by loops. Included before everything where HOTCOLD_EMULATE_AVX512 is set: see
+// CONTRIBUTING.md.
 #pragma once
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
