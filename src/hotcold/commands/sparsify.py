@@ -198,8 +198,5 @@ def _print_end(args: argparse.Namespace, found: "Sparsified") -> None:
     thresholds = sorted(found.choice.thresholds)
     print(f"zeros {measured.mean_zeros:.1%}, thresholds {thresholds[0]:.3g} to {thresholds[-1]:.3g}")
     _print_layers(measured.zeros)
-    print(
-        f"{args.work or f'{args.output}.work'}: the state of the run, which a larger --tokens continues; "
-        "it may be deleted"
-    )
+    print(f"{args.work or f'{args.output}.work'}: state of the run, for more --tokens; may be deleted")
     print(f"{args.output}; next: hotcold convert {args.output}")
