@@ -2,6 +2,7 @@
 
 import numbers
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from hotcold.errors import UserError
@@ -49,6 +50,11 @@ def scaled(n: float, step: int = 1000, units: tuple[str, ...] = ("", "K", "M", "
 def size(n: int) -> str:
     """A number of bytes for people, such as ``7.34 MiB``."""
     return scaled(n, 1024, _UNITS)
+
+
+def sizes(parts: Iterable[tuple[str, int]]) -> str:
+    """Numbers of bytes for people, such as ``KV cache 1.50 MiB, steps 2.25 MiB``; zeros are left out."""
+    return ", ".join(f"{name} {size(n)}" for name, n in parts if n)
 
 
 def exact_size(n: int) -> str:

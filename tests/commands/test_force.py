@@ -90,6 +90,8 @@ def test_a_file_that_is_read_is_never_replaced(line: str, capsys: pytest.Capture
 def test_two_outputs_of_one_name(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["profile", "-f", "text", "-o", "out", "--picture", "./out"]
     refused(line, "out: two outputs have this name: give two names", capsys)
+    line = ["convert", "model.gguf", "first", "-o", "second", "--take-predictors", "second"]
+    refused(line, "second: two outputs have this name: give two names", capsys)
 
 
 def test_a_timeline_is_kept_without_force(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,8 +134,10 @@ def check_outputs(args: argparse.Namespace) -> None:
     outputs = [values[name] for name in names if values[name] is not None]
     for path in outputs:
         output_file(path, force=args.force, inputs=inputs)
-    if len({path.resolve() for path in outputs}) < len(outputs):
-        raise UserError(f"{printable(str(outputs[0]), 4096)}: two outputs have this name: give two names")
+    files = [path.resolve() for path in outputs]
+    for i, path in enumerate(outputs):
+        if files[i] in files[:i]:
+            raise UserError(f"{printable(str(path), 4096)}: two outputs have this name: give two names")
 
 
 def model_file(text: str) -> Path:

@@ -15,7 +15,7 @@ from hotcold.kernels.file_reads import reading_bytes, way_of_reading
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.profiles import Profile
-from hotcold.values import enough_size, exact_size, printable, size
+from hotcold.values import enough_size, exact_size, printable, sizes
 
 LEAST_SLOTS = 2  #: slots of a layer: one expert is read while another is used
 
@@ -73,8 +73,9 @@ class ExpertCachePlan:
         per_layer = free_bytes // sum(units)
         if per_layer < LEAST_SLOTS:
             least = enough_size(sum(bill.values()) + LEAST_SLOTS * sum(units))
-            rest = ", ".join(f"{what} {size(n)}" for what, n in bill.items() if n)
-            needs = f"this model needs {least} ({rest}, and {LEAST_SLOTS} experts of each layer)"
+            needs = (
+                f"this model needs {least} ({sizes(bill.items())}, and {LEAST_SLOTS} experts of each layer)"
+            )
             fix = "give as much, or use a smaller context (`context`)"
             raise BudgetTooSmallError(f"`ram_budget` of {exact_size(budget)}: {needs}: {fix}")
         left, slots = free_bytes - per_layer * sum(units), []
@@ -128,9 +129,13 @@ class ExpertCachePlan:
 
     @property
     def fitting(self) -> str:
-        counts = sorted({n for n, unit in zip(self.slots, self.unit_bytes, strict=True) if unit})
-        count = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        return f"{count} of {self.experts} experts of each layer"
+        return f"{self._range(self.slots)} of {self.experts} experts of each layer"
+
+    def _range(self, counts: Sequence[int]) -> str:
+        """Returns the least and the largest of one count for each layer with experts."""
+        with_experts = {n for n, unit in zip(counts, self.unit_bytes, strict=True) if unit}
+        least, most = min(with_experts), max(with_experts)
+        return f"{least}" if least == most else f"{least} to {most}"
 
     def devices(self, one: Devices, name: str) -> Devices:
         """Adds the expert slots to the backends of ``one``; ``name``: file name in errors."""
@@ -145,15 +150,12 @@ class ExpertCachePlan:
         return PartlyLoaded(one.embedding, one.layers, one.head, slots)
 
     def __str__(self) -> str:
-        parts = [*self.bill.items(), ("experts", self.expert_bytes)]
-        bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
+        bill = sizes([*self.bill.items(), ("experts", self.expert_bytes)])
         if self.all_fit:
             return f"all experts fit in {exact_size(self.budget_bytes)}: {bill}"
         got = f"{self.fitting} ({self.share:.0%} of their bytes)"
         if self.profile:
-            pinned = sorted({n for n, unit in zip(self.pinned, self.unit_bytes, strict=True) if unit})
-            most = f"{pinned[0]}" if len(pinned) == 1 else f"{pinned[0]} to {pinned[-1]}"
-            got += f", of them {most} pinned ({printable(self.profile)}),"
+            got += f", of them {self._range(self.pinned)} pinned ({printable(self.profile)}),"
         others = f"others are read when a token needs them ({way_of_reading()})"
         return f"{got} fit in {exact_size(self.budget_bytes)}, {others}: {bill}"
 

@@ -22,7 +22,7 @@ from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.expert_cache import PartlyLoaded, layer_label
 from hotcold.placement.profiles import Profile
-from hotcold.values import exact_size, printable, size
+from hotcold.values import exact_size, printable, sizes
 
 _PAGE = 4096  #: bytes of a memory page
 _MATRIX = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
@@ -173,8 +173,7 @@ class HotNeurons:
         return PartlyLoaded(one.embedding, one.layers, one.head, rows)
 
     def __str__(self) -> str:
-        parts = [*self.bill.items(), ("gates and hot rows", self.expert_bytes)]
-        bill = ", ".join(f"{what} {size(n)}" for what, n in parts if n)
+        bill = sizes([*self.bill.items(), ("gates and hot rows", self.expert_bytes)])
         got = f"{self.fitting} ({printable(self.source)}), {self.share:.0%} of the experts' bytes,"
         others = f"the rest is read when a token needs it ({way_of_reading()})"
         return f"{got} fit in {exact_size(self.budget_bytes)}; {others}: {bill}"

@@ -127,7 +127,6 @@ OPERATIONS = (
 
 
 @cache
-@cache
 def document() -> Document:
     """Returns the document for ``/openapi.json``; callers must not change it."""
     bodies = {route.body: Shape(route.fields).schema() for route in OPERATIONS if route.fields is not None}
