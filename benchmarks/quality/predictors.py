@@ -173,6 +173,7 @@ class LayerSearch:
             return float(join([compare(*scorers, window) for window in self.judges]).kl.mean())
 
     def found(self, budget: float) -> list[Fitted]:
+        """Returns one fit for each layer. Raises ValueError if a layer keeps its part at no recall."""
         layers = range(self.model.config.layers)
         widest = [self.fitted(layer, RECALLS[1]) for layer in layers]
         everything = np.float32(-1e38)  # the threshold that all neurons reach
@@ -184,7 +185,7 @@ class LayerSearch:
             alone[layer] = widest[layer].tensors
             if (cost := self.divergence(alone)) > part:
                 seen = f"layer {layer} costs {cost:.3g} nats at a recall of {RECALLS[1]}"
-                raise SystemExit(f"{seen}: at most {part:.3g}, its part of --kl: give a larger --kl")
+                raise ValueError(f"{seen}: at most {part:.3g}, its part of --kl: give a larger --kl")
             least, most = RECALLS
             for _ in range(STEPS):
                 recall = 1 - ((1 - least) * (1 - most)) ** 0.5
@@ -201,7 +202,11 @@ def by_layer(model: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     search = LayerSearch(model, args)
     text, tokens, threads = args.held_out, args.eval_tokens, args.threads
     for budget in args.kl:
-        best = search.found(budget)
+        try:
+            best = search.found(budget)
+        except ValueError as error:
+            print(f"| {model.stem} | `{BY_LAYER}` | KL {budget:g} | none: {error} |", flush=True)
+            continue
         sidecar = search.write([each.tensors for each in best])
         cost = hotcold.measure_predictor(model, sidecar, text, eval_tokens=tokens, threads=threads)
         found = Comparison(
