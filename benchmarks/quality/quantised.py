@@ -11,6 +11,10 @@ by token. All intervals are 95 %, by a bootstrap of blocks of 32 tokens. They la
 of equal KL raise or lower the perplexity of a text differently, by their rounding errors (docs/log.md).
 ``--calibration`` adds each type with an importance matrix, measured on that text. Needs llama-cpp-python.
 
+``--negations N`` measures that chance: N more models have some channels of the residual stream negated, which
+changes no float product but each block's rounding. A last table has the geometric mean of both ratios over
+all of these models, with Student's 95 % interval.
+
 The last line of stdout is a JSON object.
 """
 
@@ -26,8 +30,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import t as student_t
 
 from hotcold.formats.blocks import Tensor
+from hotcold.formats.blocks import quantise as pack
 from hotcold.formats.gguf import GGUFFile, open_gguf, write_gguf
 from hotcold.quantize.imatrix import ImportanceMatrix, read_imatrix
 from hotcold.quantize.quantization import QuantizeOptions, importance_of, quantize
@@ -143,6 +149,44 @@ def row(report: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def write_negated(source: Path, output: Path, seed: int) -> None:
+    """Writes an equal model: half of the residual stream's channels are negated in all matrices.
+
+    Input matrices and embeddings have negated columns. The attention's output has negated rows, and so has
+    `down`, unless it is stored by neuron.
+    """
+    with open_gguf(source) as file:
+        tensors = {name: file.load(name).dequantise() for name in file.tensors}
+        hidden = tensors["token_embd.weight"].shape[1]
+        signs = np.random.default_rng(seed).choice([np.float32(-1), np.float32(1)], hidden)
+        by_neuron = file.metadata.get("hotcold.ffn.down_layout") == "by_neuron"
+        for name, values in tensors.items():
+            writes = name.endswith(("attn_output.weight", "ffn_down.weight"))
+            if values.ndim == 2:
+                by_row = writes and not (by_neuron and "ffn_down" in name)
+                tensors[name] = values * (signs[:, None] if by_row else signs)
+        write_gguf(output, file.metadata, {name: pack(each, "F32") for name, each in tensors.items()})
+
+
+def means(reports: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields a row for each type: means of the ratios over a model and its negations."""
+    yield "| model | type | importance | models | KL over llama.cpp's | perplexity over llama.cpp's |"
+    yield "|---|---|---|---|---|---|"
+    groups: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
+    for report in reports:
+        key = report["model"].partition("~")[0], report["type"], report["importance"]
+        groups.setdefault(key, []).append(report)
+    for (model, type, importance), members in groups.items():
+        cells = []
+        kl = [each["hotcold"]["kl_mean"] / each["llama_cpp"]["kl_mean"] for each in members]
+        for ratios in (kl, [each["pair"]["ppl_ratio"] for each in members]):
+            logs = np.log(ratios)
+            half = student_t.ppf(0.975, len(logs) - 1) * np.std(logs, ddof=1) / len(logs) ** 0.5
+            mean, low, high = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
+            cells.append(f"{mean:.4f} ({low:.4f} to {high:.4f})")
+        yield f"| {model} | {type} | {'yes' if importance else 'no'} | {len(members)} | {' | '.join(cells)} |"
+
+
 def windows_of(path: Path, texts: list[Path], args: argparse.Namespace) -> Windows:
     with open_gguf(path) as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
@@ -160,12 +204,28 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=TYPES, metavar="TYPE")
     parser.add_argument("--tokens", type=int, default=4096, help="of each text (4096)")
     parser.add_argument("--context", type=int, default=256, help="tokens of a window (256)")
+    parser.add_argument("--negations", type=int, default=0, metavar="N", help="equal models of each (0)")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     lib.llama.open_llama_cpp()
     print(HEAD, flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        models = []
+        for model in args.models:
+            models.append(model)
+            for seed in range(args.negations):
+                models.append(Path(name) / f"{model.stem}~{seed + 1}.gguf")
+                write_negated(model, models[-1], seed)
+        reports = measure(models, args)
+    if args.negations:
+        print("\n".join(means(reports)), flush=True)
+    print(json.dumps({"commit": commit(), "types": reports}))
+
+
+def measure(models: list[Path], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Prints a row for each model, type and importance; returns their reports."""
     reports = []
-    for model in args.models:
+    for model in models:
         windows = windows_of(model, args.text, args)
         base = [each.astype(np.float32) for each in log_probabilities(model, windows, args)]
         with tempfile.TemporaryDirectory() as name:
@@ -184,7 +244,7 @@ def main() -> None:
                     report |= {"hotcold": pair[0].summary(), "llama_cpp": pair[1].summary()}
                     reports.append(report)
                     print(row(report), flush=True)
-    print(json.dumps({"commit": commit(), "types": reports}))
+    return reports
 
 
 if __name__ == "__main__":
