@@ -65,8 +65,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     whole = all(config.invocation_params.dir.joinpath(arg).resolve() in everything for arg in config.args)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     started = any(name.startswith("PYTEST_XDIST_") for name in os.environ)  # by another
-    told = getattr(config.option, "numprocesses", 0) is not None  # or there is no xdist
-    if whole and cores > 1 and not started and not told:
+    has_numprocesses = getattr(config.option, "numprocesses", 0) is not None  # or there is no xdist
+    if whole and cores > 1 and not started and not has_numprocesses:
         # One more than cores: a quarter of the time is spent waiting for processes that tests start.
         config.option.numprocesses, config.option.dist = min(cores + 1, 8), "worksteal"
 

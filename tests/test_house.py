@@ -222,8 +222,8 @@ def test_the_check_of_files_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     body = "    pass\n" * MOST_LINES_OF_A_FUNCTION
     path.write_text(f"def f(ctx):\n{body}", encoding="utf-8")
     file = path.name
-    told = [": its own name", ":1: ctx", f": f has {MOST_LINES_OF_A_FUNCTION + 1} lines"]
-    assert broken_rules(path) == [file + each for each in told]
+    faults = [": its own name", ":1: ctx", f": f has {MOST_LINES_OF_A_FUNCTION + 1} lines"]
+    assert broken_rules(path) == [file + each for each in faults]
 
 
 def test_native_names_say_something() -> None:

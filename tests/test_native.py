@@ -273,9 +273,9 @@ def test_what_writes_blocks_does_not_leak_either(tmp_path: Path, level: str) -> 
 
 def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
-    for source, seen in (SOURCES | SOURCES_OF_WHOLE).items():
+    for source, symbol in (SOURCES | SOURCES_OF_WHOLE).items():
         vector = "".join(defined for isa, defined in symbols(native, source).items() if isa != "scalar")
-        assert seen in vector  # local symbols are there to be seen
+        assert symbol in vector  # local symbols are there to be seen
         # `opened` is a constant in the types of arguments.
         calls = r"Vec::.*|::fetch(?:_lines)?[(<].*|load_units.*|Block\w+::(?!opened\b).*"
         assert re.findall(calls, vector) == []

@@ -129,7 +129,7 @@ class Kernel32:
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.refuses = refuses
-        self.told: list[tuple[int, int, float, int]] = []  # flags, bytes, seconds, size
+        self.limits: list[tuple[int, int, float, int]] = []  # flags, bytes, seconds, size
 
     def CreateJobObjectW(self, security: None, name: None) -> int:
         return 0xFFFF_0000_0001  # a handle has 64 bits
@@ -144,7 +144,7 @@ class Kernel32:
     def SetInformationJobObject(self, job: int, kind: int, at: Any, size: int) -> int:
         assert kind == 9 and not self.refuses
         found = ctypes.cast(at, ctypes.POINTER(ExtendedLimits)).contents
-        self.told.append((found.basic.flags, found.process_memory, found.basic.process_time / 1e7, size))
+        self.limits.append((found.basic.flags, found.process_memory, found.basic.process_time / 1e7, size))
         return 1
 
     def GetProcessTimes(self, process: int, *at: Any) -> int:
@@ -166,9 +166,14 @@ def test_a_job_bounds_the_process_and_lifts_its_bounds() -> None:
     bounds.time(2.5, 600)
     bounds.time(0, 0)
     size = ctypes.sizeof(ExtendedLimits)
-    assert [told[::3] for told in system.told] == [(0x400, size), (0x500, size), (0x502, size), (0x500, size)]
-    assert [told[1] for told in system.told] == [0, 1100, 1100, 1100]
-    assert system.told[2][2] == 5.5
+    assert [limits[::3] for limits in system.limits] == [
+        (0x400, size),
+        (0x500, size),
+        (0x502, size),
+        (0x500, size),
+    ]
+    assert [limits[1] for limits in system.limits] == [0, 1100, 1100, 1100]
+    assert system.limits[2][2] == 5.5
 
 
 def test_where_a_job_is_refused_nothing_is_bounded() -> None:
@@ -177,7 +182,7 @@ def test_where_a_job_is_refused_nothing_is_bounded() -> None:
     bounds.memory(1000)
     bounds.time(2.5, 600)
     bounds.time(0, 0)
-    assert system.told == []
+    assert system.limits == []
 
 
 def test_the_clock_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,10 +317,10 @@ def test_a_file_that_is_open_elsewhere_is_not_replaced(
         raise failure(code) if code else PermissionError(13, "Access is denied")
 
     monkeypatch.setattr(os, "replace", refused)
-    told = "cannot be replaced (Access is denied): close what has it open, or give another name"
+    message = "cannot be replaced (Access is denied): close what has it open, or give another name"
     with pytest.raises(FileError) as raised, replacing(path) as file:
         file.write(b"new")
-    assert str(raised.value) == (told if code else "cannot be written: Access is denied")
+    assert str(raised.value) == (message if code else "cannot be written: Access is denied")
     assert os.listdir(tmp_path) == ["model.gguf"] and path.read_bytes() == b"old"
 
 

@@ -67,8 +67,8 @@ def main() -> int:
     print("\n".join(screen.lines), file=sys.stderr)
     args.output.write_text(picture(screen), encoding="utf-8")
     size = args.output.stat().st_size
-    told = {"file": str(args.output), "bytes": size, "lines": len(screen.lines), "limit": MOST_BYTES}
-    print(json.dumps(told))
+    report = {"file": str(args.output), "bytes": size, "lines": len(screen.lines), "limit": MOST_BYTES}
+    print(json.dumps(report))
     return 0 if size <= MOST_BYTES else 1
 
 

@@ -103,8 +103,8 @@ def work(case: dict[str, Any], heads: int, head_dim: int) -> tuple[float, float]
     row_bytes = {"f16": 2 * head_dim, "q8_0": head_dim // 32 * 34, "f32": 4 * head_dim}[case["type"]]
     prompt, first = case.get("prompt", 0), case["position"] + 1
     if prompt:
-        seen = prompt * first + prompt * (prompt - 1) // 2
-        return 2 * seen * heads * head_dim, 2 * (first + prompt - 1) * case["kv_heads"] * row_bytes
+        pairs = prompt * first + prompt * (prompt - 1) // 2
+        return 2 * pairs * heads * head_dim, 2 * (first + prompt - 1) * case["kv_heads"] * row_bytes
     rows = case["decode"]
     return 2 * rows * first * heads * head_dim, 2 * rows * first * case["kv_heads"] * row_bytes
 

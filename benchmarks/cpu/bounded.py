@@ -48,13 +48,13 @@ def llama(args: argparse.Namespace, enter: Callable[[], None], mode: str) -> flo
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=enter
     ) as child:
         try:
-            told, _ = child.communicate(timeout=args.seconds)
+            output, _ = child.communicate(timeout=args.seconds)
         except subprocess.TimeoutExpired:
             child.kill()
             return None
     if child.returncode:
         return None
-    found: float = json.loads(told[re.search(r"^\[", told, re.MULTILINE).start() :])[0]["avg_ts"]  # type: ignore[union-attr]
+    found: float = json.loads(output[re.search(r"^\[", output, re.MULTILINE).start() :])[0]["avg_ts"]  # type: ignore[union-attr]
     return found
 
 
@@ -77,8 +77,8 @@ def pair(args: argparse.Namespace, share: float) -> dict[str, Any]:
     with memory_group(limit) as group:
         ours = apart(args, limit - (args.python << 20), hot=args.profile, enter=group.enter)
     del ours["text"]
-    told = [f"{name} {other[name] or 0:.2f}" for name in ("cold", "warm")]
-    print(f"{share:g} %, {limit / 2**30:.2f} GiB: llama.cpp {', '.join(told)} tok/s,", end=" ")
+    speeds = [f"{name} {other[name] or 0:.2f}" for name in ("cold", "warm")]
+    print(f"{share:g} %, {limit / 2**30:.2f} GiB: llama.cpp {', '.join(speeds)} tok/s,", end=" ")
     print(f"Hotcold {ours['tok_s']:.2f} ({ours['sparsity']}), hits {ours['hit_share']:.1%}", flush=True)
     return {"share": share, "limit_bytes": limit, "llama_cpp": other, "hotcold": ours}
 

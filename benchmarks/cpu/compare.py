@@ -242,12 +242,12 @@ def measure_type(
         clock.say(f"{type}: {measure} works")
     for round in range(args.rounds):
         begun = clock.spent
-        told: dict[tuple[str, int], list[str]] = {}
-        for measure, turn, name, measured, seen in run_round(found, plan, machine, round):
-            speeds = measured.tok_s, measured.gb_s, seen.read_gb_s
-            samples.append(report.Sample(type, measure, name, turn, *speeds, seen.state))
-            told.setdefault((measure, turn), []).append(f"{name} {measured.tok_s:.1f}")
-        for (measure, turn), each in told.items():
+        shown_speeds: dict[tuple[str, int], list[str]] = {}
+        for measure, turn, name, measured, conditions in run_round(found, plan, machine, round):
+            speeds = measured.tok_s, measured.gb_s, conditions.read_gb_s
+            samples.append(report.Sample(type, measure, name, turn, *speeds, conditions.state))
+            shown_speeds.setdefault((measure, turn), []).append(f"{name} {measured.tok_s:.1f}")
+        for (measure, turn), each in shown_speeds.items():
             clock.say(f"{type}, {measure}, sample {turn + 1}, tok/s: {', '.join(each)}")
         if clock.spent + (clock.spent - begun) > end:
             break

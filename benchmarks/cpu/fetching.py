@@ -52,9 +52,9 @@ def measure(args: argparse.Namespace, folder: Path) -> list[Sample]:
             for setting in random.sample(args.settings, len(args.settings)):
                 run = modes[mode].prepare(DECODE, round + 1)
                 _native.set_fetching(*parsed(setting))
-                measured, seen = machine.around(run, 0.02)
-                speeds = measured.tok_s, measured.gb_s, seen.read_gb_s
-                samples.append(Sample(args.type, mode, setting, round, *speeds, seen.state))
+                measured, conditions = machine.around(run, 0.02)
+                speeds = measured.tok_s, measured.gb_s, conditions.read_gb_s
+                samples.append(Sample(args.type, mode, setting, round, *speeds, conditions.state))
         clock.say(f"round {round + 1}/{args.rounds}")
     return [sample for sample in samples if sample.round >= 0]
 

@@ -296,9 +296,9 @@ def picture(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         if curves:
             layouts.append(Panel(title, curves, 2.0))
     shape = " x ".join(str(each) for each in facts["shape"])
-    told = [facts["type"], shape, f"{facts['threads']} threads", facts["isa"], f"times {facts['times']}"]
+    settings = [facts["type"], shape, f"{facts['threads']} threads", facts["isa"], f"times {facts['times']}"]
     title = "Time of an FFN layer by the share of its neurons that are active; dense = 1"
-    return svg(title, "% active", layouts, f"{', '.join(told)}; commit {facts['commit']}")
+    return svg(title, "% active", layouts, f"{', '.join(settings)}; commit {facts['commit']}")
 
 
 def main() -> None:

@@ -119,16 +119,16 @@ def agreement(found: dict[str, Any], vocab: int) -> dict[str, dict[str, float]]:
         return np.concatenate([some.copy() for some in rows])
 
     truth = logits(found["llama_cpp" if "llama_cpp" in found else "dense"])
-    told = {}
+    errors = {}
     for name, each in found.items():
         own = logits(each)
         apart = np.abs(own - truth) / truth.std()
-        told[name] = {
+        errors[name] = {
             "median": round(float(np.median(apart)), 5),
             "most": round(float(apart.max()), 5),
             "same_top": round(float((own.argmax(1) == truth.argmax(1)).mean()), 3),
         }
-    return told
+    return errors
 
 
 def measured(
@@ -140,13 +140,13 @@ def measured(
         for each in found.values():
             each.warm(measure)
         for turn in range(samples):
-            told = []
+            shown_speeds = []
             for name in order([*found], turn):
-                run, seen = machine.around(found[name].prepare(measure, turn + 1), 0.05)
-                speeds = run.tok_s, run.gb_s, seen.read_gb_s
-                taken.append(report.Sample(type, measure, name, turn, *speeds, seen.state))
-                told.append(f"{name} {run.tok_s:.1f}")
-            say(f"{type}, {measure}, sample {turn + 1}, tok/s: {', '.join(told)}")
+                run, conditions = machine.around(found[name].prepare(measure, turn + 1), 0.05)
+                speeds = run.tok_s, run.gb_s, conditions.read_gb_s
+                taken.append(report.Sample(type, measure, name, turn, *speeds, conditions.state))
+                shown_speeds.append(f"{name} {run.tok_s:.1f}")
+            say(f"{type}, {measure}, sample {turn + 1}, tok/s: {', '.join(shown_speeds)}")
     return taken
 
 

@@ -188,8 +188,8 @@ def main() -> None:
     for (budget, hot), found in rounds.items():
         row: dict[str, Any] = {"budget_bytes": budget, "profile": hot}
         for key in found[0].keys() - {"text", "sparsity"}:
-            seen = [each[key] for each in found if each[key] is not None]
-            row[key] = statistics.median(seen) if seen else None
+            values = [each[key] for each in found if each[key] is not None]
+            row[key] = statistics.median(values) if values else None
         report.append(row)
         size = "all" if budget is None else f"{budget / 2**30:.2f}{' h' * hot}"
         parts = [

@@ -61,7 +61,7 @@ def one(args: argparse.Namespace, budget: int, seed: int) -> dict[str, Any]:
     return found
 
 
-def picture(rows: list[dict[str, Any]], told: str) -> str:
+def picture(rows: list[dict[str, Any]], caption: str) -> str:
     def points(name: str, by: float = 1.0) -> list[tuple[float, float]]:
         return [(row["share"], row[name] * by) for row in rows]
 
@@ -74,7 +74,7 @@ def picture(rows: list[dict[str, Any]], told: str) -> str:
         Curve("plan", "#3b82f6", points("expected_hit_share", 100), dashed=True),
     ]
     panels = [Panel("tokens a second", speed), Panel("experts in memory, of those chosen, %", hits, 100)]
-    return svg("Budgets of RAM", "budget, % of the model", panels, told)
+    return svg("Budgets of RAM", "budget, % of the model", panels, caption)
 
 
 def main() -> None:
@@ -101,9 +101,9 @@ def main() -> None:
     print("    %  budget GiB   tok/s    hits    plan  MiB/token    plan")
     for share, each in rounds.items():
         names = [name for name, value in each[0].items() if isinstance(value, float)]
-        row: dict[str, Any] = {name: statistics.median(seen[name] for seen in each) for name in names}
+        row: dict[str, Any] = {name: statistics.median(sample[name] for sample in each) for name in names}
         row |= {"share": share, "budget_bytes": found[share]}
-        row["rounds"] = {name: [seen[name] for seen in each] for name in names}
+        row["rounds"] = {name: [sample[name] for sample in each] for name in names}
         rows.append(row)
         print(
             f"{share:5g} {found[share] / 2**30:11.2f} {row['tok_s']:7.2f}"

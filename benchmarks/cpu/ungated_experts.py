@@ -71,10 +71,10 @@ class Inputs:
     @classmethod
     def made_up(cls, random: np.random.Generator) -> Inputs:
         turned = np.linalg.qr(random.standard_normal((DIM, DIM), np.float32))[0]
-        spread = np.arange(1, DIM + 1, dtype=np.float32) ** -EXPONENT
-        spread *= DIM / spread.sum()
+        variances = np.arange(1, DIM + 1, dtype=np.float32) ** -EXPONENT
+        variances *= DIM / variances.sum()
         mean = random.standard_normal(DIM, np.float32) * np.float32(0.5)
-        return cls(mean, turned * np.sqrt(spread))
+        return cls(mean, turned * np.sqrt(variances))
 
     def draw(self, random: np.random.Generator, rows: int) -> Floats:
         values: Floats = self.mean + random.standard_normal((rows, DIM), np.float32) @ self.root.T
@@ -153,7 +153,7 @@ def fitted(model: Model, ranks: list[int], recall: float) -> list[Predictor]:
     parts = [part for each in model.distinct if isinstance(part := ffn_weights(each), ReferenceFFN)]
     x, unseen = (model.inputs.draw(random, n) for n in (TOKENS, TOKENS // 3))
     first, second = factors(parts, x, max(ranks))
-    seen, truth = ([Activity.from_ffn(part, rows) for part in parts] for rows in (x, unseen))
+    training, truth = ([Activity.from_ffn(part, rows) for part in parts] for rows in (x, unseen))
     found = []
     for rank in ranks:
         low, high = (
@@ -162,7 +162,7 @@ def fitted(model: Model, ranks: list[int], recall: float) -> list[Predictor]:
         hidden, hidden_unseen = (ReferenceMatrix(low).dot(each) for each in (x, unseen))
         seconds = [high.take_rows(slice(i, i + NEURONS)) for i in range(0, len(second), NEURONS)]
         bounds, sums = [], np.zeros(6)
-        for rows, activity, judged in zip(seconds, seen, truth, strict=True):
+        for rows, activity, judged in zip(seconds, training, truth, strict=True):
             bounds.append(thresholds(ReferenceMatrix(rows).dot(hidden), activity.active, recall))
             named = ReferenceMatrix(rows).dot(hidden_unseen) >= bounds[-1]
             right = named & judged.active

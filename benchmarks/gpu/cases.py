@@ -78,10 +78,10 @@ def measured_machine(path: str | None, *, pretend: bool) -> tuple[Hardware, str]
     hardware = find_hardware(path or DEFAULT)
     if hardware.vram_bytes and not pretend:
         return hardware, "" if path else f"doctor has no figures: the preset {DEFAULT}"
-    return card_like(hardware), "no GPU was measured: one with 11 times the processor's bandwidths is assumed"
+    return with_gpu(hardware), "no GPU was measured: one with 11 times the processor's bandwidths is assumed"
 
 
-def card_like(hardware: Hardware) -> Hardware:
+def with_gpu(hardware: Hardware) -> Hardware:
     """With a GPU as a PC has beside its processor, and handshakes that cost nothing, so that layers are split
     however small they are: for trying the script where no card is."""
     stream = BALANCE * hardware.cpu_stream_gb_s

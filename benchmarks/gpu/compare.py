@@ -142,14 +142,14 @@ class Comparison:
             return []
         seconds = min(part.most, self.left)
         task = part.task | ({"seconds": seconds} if "seconds" in part.task else {})
-        asked, told = self.folder / "task.json", self.folder / "rows.jsonl"
-        asked.write_text(json.dumps({"kind": part.kind, "task": task}), encoding="utf-8")
-        told.write_text("", encoding="utf-8")
-        command = [sys.executable, __file__, "--part", str(asked), str(told)]
+        task_file, rows_file = self.folder / "task.json", self.folder / "rows.jsonl"
+        task_file.write_text(json.dumps({"kind": part.kind, "task": task}), encoding="utf-8")
+        rows_file.write_text("", encoding="utf-8")
+        command = [sys.executable, __file__, "--part", str(task_file), str(rows_file)]
         rows: list[Row] = []
 
         def read() -> None:
-            lines = told.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = rows_file.read_text(encoding="utf-8").splitlines(keepends=True)
             for line in lines[len(rows) :]:
                 if line.endswith("\n"):
                     rows.append(json.loads(line))
@@ -277,10 +277,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def serve(asked: Path, told: Path) -> None:
+def serve(task_file: Path, rows_file: Path) -> None:
     """The process of a part: rows are lines of a file, each written at once."""
-    request = json.loads(asked.read_text(encoding="utf-8"))
-    with told.open("a", encoding="utf-8") as file:
+    request = json.loads(task_file.read_text(encoding="utf-8"))
+    with rows_file.open("a", encoding="utf-8") as file:
 
         def emit(row: Row) -> None:
             file.write(json.dumps(row) + "\n")

@@ -67,12 +67,12 @@ def failure(case: Case, backend: Any, wanted: list[Any] | None = None) -> tuple[
 def run(
     backend: Any,
     seconds: float,
-    seen: Path | None = None,
+    results_file: Path | None = None,
     wanted: Expected = lambda case: None,
     part: slice = slice(None),
 ) -> Row:
     """Checks the cases of ``part``."""
-    known = read_seen(seen)
+    known = read_seen(results_file)
     failures, checked, same, not_begun = [], 0, 0, 0
     start = time.monotonic()
     for case in cases()[part]:
@@ -82,7 +82,7 @@ def run(
                 not_begun += 1
                 continue
             result = failure(case, backend, wanted(case))
-            note_seen(seen, case, result)
+            note_seen(results_file, case, result)
         wrong, same_bits = result
         checked += 1
         same += same_bits

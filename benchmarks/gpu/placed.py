@@ -67,9 +67,9 @@ def sizes_of(path: Path, predictors: Path | None, gpu: str) -> Sizes:
     """Returns the sizes of a model file as contestants run it."""
     with open_gguf(path) as file:
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
-        card = gpu not in BACKENDS
+        is_gpu = gpu not in BACKENDS
         limits = BatchLimits.from_context(CONTEXT, 1, CHUNK)
-        return sizes_of_file(file, config, limits, "f16", predictors=predictors, gpu=card)
+        return sizes_of_file(file, config, limits, "f16", predictors=predictors, gpu=is_gpu)
 
 
 @dataclass(frozen=True)

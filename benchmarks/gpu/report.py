@@ -42,14 +42,14 @@ class Goal:
     """``met`` is None where nothing was measured."""
 
     what: str
-    seen: str
+    measured: str
     wanted: str
     met: bool | None
 
     @property
     def line(self) -> str:
         sign = {True: "ok  ", False: "MISS", None: "  ? "}[self.met]
-        return f"{sign} {self.what:<40}{self.seen:>14}   {self.wanted}"[:80]
+        return f"{sign} {self.what:<40}{self.measured:>14}   {self.wanted}"[:80]
 
 
 def key_of(row: Row) -> str:
@@ -94,7 +94,7 @@ def line_of(row: Row) -> str:
     title = " ".join(filter(None, (row["part"] if row["part"] != "slices" else "", where, str(case))))
     if isinstance(row.get("failed"), str):
         return f"{title}: {row['failed']}"
-    told = {
+    forms = {
         "full_tok_s": "{:.4g} tok/s",
         "tok_s": "{:.4g} tok/s",
         "gb_s": "{:.4g} GB/s",
@@ -106,7 +106,7 @@ def line_of(row: Row) -> str:
         "seconds": "{:.3g} s",
     }
     rows = f"{row['decode']}+{row['prompt']} rows" if "decode" in row else ""
-    found = [form.format(row[name]) for name, form in told.items() if row.get(name) is not None]
+    found = [form.format(row[name]) for name, form in forms.items() if row.get(name) is not None]
     return f"{title}: {', '.join(filter(None, [rows, *found[:3]]))}"
 
 
@@ -166,9 +166,9 @@ def _correct(rows: Sequence[Row]) -> Iterator[Goal]:
     yield Goal("built-in model: tokens as on the CPU", f"{equal} of {of}", "all", met)
     errors = [row["logits_error"] for row in rows if "logits_error" in row]
     worst = max(errors, default=None)
-    seen = "-" if worst is None else f"{worst:.1e}"
+    measured = "-" if worst is None else f"{worst:.1e}"
     met = None if worst is None else worst <= MOST_LOGITS_ERROR
-    yield Goal("logits, largest difference to the CPU", seen, f"at most {MOST_LOGITS_ERROR:g}", met)
+    yield Goal("logits, largest difference to the CPU", measured, f"at most {MOST_LOGITS_ERROR:g}", met)
 
 
 def _matrix(rows: Sequence[Row]) -> Goal:
@@ -186,9 +186,9 @@ def _of_hardware(row: Row, name: str) -> float:
 
 
 def _at_least(title: str, value: float | None, least: float, aim: float, form: str = "{:.2f} x") -> Goal:
-    seen = "-" if value is None else form.format(value)
+    measured = "-" if value is None else form.format(value)
     met = None if value is None else value >= least
-    return Goal(title, seen, f">= {least:g}, aim {aim:g}", met)
+    return Goal(title, measured, f">= {least:g}, aim {aim:g}", met)
 
 
 def _over_layer_split(found: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
@@ -232,11 +232,13 @@ def _plan(found: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator
                 allowed = max(MOST_MEMORY_ERROR * planned, LEAST_MEMORY_ERROR)
                 memory.append((taken - planned) / allowed)
     worst = max(off, default=None)
-    seen = "-" if worst is None else f"{worst:.0%} off"
-    yield Goal("plan, the worst on the GPU", seen, "25 %, aim 15 %", None if worst is None else worst <= 0.25)
+    measured = "-" if worst is None else f"{worst:.0%} off"
+    yield Goal(
+        "plan, the worst on the GPU", measured, "25 %, aim 15 %", None if worst is None else worst <= 0.25
+    )
     most = max(memory, default=None, key=abs)
-    seen = "-" if most is None else f"{2 * most:+.1f} %"
-    yield Goal("device memory beside the plan", seen, "2 %", None if most is None else abs(most) <= 1)
+    measured = "-" if most is None else f"{2 * most:+.1f} %"
+    yield Goal("device memory beside the plan", measured, "2 %", None if most is None else abs(most) <= 1)
 
 
 def text(report: Mapping[str, Any]) -> list[str]:

@@ -108,8 +108,8 @@ class SliceWeights(Weights):
         shares = rng.permutation(power_law(len(gates), law.scale, law.exponent))
         self.firing.append(np.clip(shares, LEAST_SHARE, MOST_SHARE))
         quantiles = np.array([NormalDist().inv_cdf(share) for share in self.firing[-1]])
-        spread: npt.NDArray[np.float64] = FEATURE * np.sqrt((gates**2).sum(axis=1))
-        return quantiles * spread
+        deviations: npt.NDArray[np.float64] = FEATURE * np.sqrt((gates**2).sum(axis=1))
+        return quantiles * deviations
 
 
 def write(path: Path, part: Slice, context: int) -> Profile:

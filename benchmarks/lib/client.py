@@ -187,12 +187,12 @@ async def _stream(
             if data == b"[DONE]":
                 answer.whole = bool(answer.reasons) and not answer.error
                 continue
-            told = json.loads(data)
-            if error := dialects.error_of(told):
+            parsed = json.loads(data)
+            if error := dialects.error_of(parsed):
                 answer.error = answer.error or f"an error event: {error}"
                 answer.whole = False
                 continue
-            dialects.take(route, told, answer, time.perf_counter() - start)
+            dialects.take(route, parsed, answer, time.perf_counter() - start)
     if rest.strip():
         answer.error = f"a stream that ended inside an event: {rest[:80]!r}"
 

@@ -27,8 +27,8 @@ class Panel:
     most: float | None = None  #: of the vertical axis; None: what holds all
 
 
-def svg(title: str, axis: str, panels: Sequence[Panel], told: str, width: int = 880) -> str:
-    """The panels; ``axis`` names the horizontal one, and ``told`` is a line below."""
+def svg(title: str, axis: str, panels: Sequence[Panel], caption: str, width: int = 880) -> str:
+    """The panels; ``axis`` names the horizontal one, and ``caption`` is a line below."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}">',
         f"<style>{STYLE}</style>",
@@ -39,7 +39,7 @@ def svg(title: str, axis: str, panels: Sequence[Panel], told: str, width: int = 
     each = width / len(panels)
     for i, panel in enumerate(panels):
         parts += _panel(panel, i * each + LEFT, (i + 1) * each - 16, axis)
-    parts.append(text(16, HEIGHT - 12, told, 10.5, "soft"))
+    parts.append(text(16, HEIGHT - 12, caption, 10.5, "soft"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -140,7 +140,7 @@ class _Tensors(Mapping[str, Tensor]):
         }
         self.gate = alike["ffn_gate_exps"]
         if own.sparse:
-            _let_fire(self.gate, own)
+            _scale_gates(self.gate, own)
         if side_by_side:
             three = [alike.pop(name).data for name in _PARTS]
             rows = np.stack(three, axis=1).reshape(3 * len(three[0]), -1)
@@ -184,14 +184,14 @@ def _deviations(own: Shape) -> Any:
     return np.array([1 / NormalDist().inv_cdf(1 - share) for share in shares])
 
 
-def _let_fire(gate: Tensor, own: Shape) -> None:
+def _scale_gates(gate: Tensor, own: Shape) -> None:
     """Scales rows so that each exceeds the threshold of 1 for its share of tokens."""
     codes = 4.33  # the deviation of codes of 4 bits, 1 to 15 less 8
     blocks: Any = gate.data.reshape(own.experts, own.neurons, -1, gate.type.nbytes)
-    seen = _RANK // gate.type.weights
+    block_count = _RANK // gate.type.weights
     for some, part, width in (
-        (blocks[:, :, :-seen], 1 - _SEEN, own.dim - _RANK),
-        (blocks[:, :, -seen:], _SEEN, _RANK),
+        (blocks[:, :, :-block_count], 1 - _SEEN, own.dim - _RANK),
+        (blocks[:, :, -block_count:], _SEEN, _RANK),
     ):
         scales = _deviations(own) * (part / width) ** 0.5 / codes
         some[..., :2] = scales.astype(np.float16).view(np.uint8).reshape(1, -1, 1, 2)
@@ -200,9 +200,9 @@ def _let_fire(gate: Tensor, own: Shape) -> None:
 def _write_predictor(path: Path, own: Shape, layers: int, gate: Tensor) -> None:
     """Beside the model, for all layers, whose gates are the same."""
     first = quantise(np.eye(_RANK, own.dim, own.dim - _RANK, np.float32), "Q8_0")
-    seen = np.ascontiguousarray(gate.data[:, -gate.type.row_bytes(_RANK) :])
-    second = Tensor(gate.type, (len(seen), _RANK), seen)
-    one = PredictorTensors(first, second, np.full(len(seen), _NAMING, np.float32), relu=False)
+    columns = np.ascontiguousarray(gate.data[:, -gate.type.row_bytes(_RANK) :])
+    second = Tensor(gate.type, (len(columns), _RANK), columns)
+    one = PredictorTensors(first, second, np.full(len(columns), _NAMING, np.float32), relu=False)
     shares = [1 - NormalDist(0, each * _SEEN**0.5).cdf(_NAMING) for each in _deviations(own)]
     named = np.full(layers, np.mean(shares), np.float32)
     with open_gguf(path) as file:

@@ -295,13 +295,13 @@ class HybridWeights(Weights):
         values = rng.standard_normal((neurons, RESERVED), np.float32) * np.float32(std)
         values[:, ::32] = 0
         values[:, -CONSTANT:] = 0
-        seen = quantise(self._features, self.type).dequantise()
+        features = quantise(self._features, self.type).dequantise()
         assert self.recipe.active is not None
         shares = rng.permutation(power_law(neurons, self.recipe.active)).clip(1e-4, 0.995)
-        spread = (quantise(values, self.type).dequantise() * np.abs(seen[0])).astype(np.float64)
+        deviations = (quantise(values, self.type).dequantise() * np.abs(features[0])).astype(np.float64)
         normal = NormalDist()
         bounds = np.array([normal.inv_cdf(float(share)) for share in shares])
-        bias = bounds * np.linalg.norm(spread, axis=1) / seen[0, -CONSTANT:].sum()
+        bias = bounds * np.linalg.norm(deviations, axis=1) / features[0, -CONSTANT:].sum()
         values[:, -CONSTANT:] = bias[:, None]
         set_reserved(rows, values, self.type)
         return rows

@@ -70,9 +70,9 @@ def svg(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
                 if value is not None:
                     parts += _bar(x, y + j * BAR, value, scale, BARS[name][1])
             y += heights[type]
-    told = [str(settings.get(name, "")) for name in ("processor", "shape")]
-    told.append(f"{settings.get('threads')} threads, commit {settings.get('commit')}")
-    parts.append(text(16, height - 16, "; ".join(told), 10.5, "soft"))
+    settings_text = [str(settings.get(name, "")) for name in ("processor", "shape")]
+    settings_text.append(f"{settings.get('threads')} threads, commit {settings.get('commit')}")
+    parts.append(text(16, height - 16, "; ".join(settings_text), 10.5, "soft"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -133,17 +133,17 @@ class Recorder:
         exchange = Exchange(scope["method"], scope["path"] + query, known)
         self._found.append(exchange)
 
-        async def heard() -> Message:
+        async def record_request() -> Message:
             message = await receive()
             exchange.body += message.get("body", b"")
             return message
 
-        async def told(message: Message) -> None:
+        async def record_reply(message: Message) -> None:
             exchange.status = message.get("status", exchange.status)
             exchange.reply += message.get("body", b"")
             await send(message)
 
-        await self._app(scope, heard, told)
+        await self._app(scope, record_request, record_reply)
 
 
 @dataclass

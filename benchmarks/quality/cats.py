@@ -35,14 +35,14 @@ class Gates(torch.nn.Module):
     def __init__(self, activation: Any) -> None:
         super().__init__()
         self.activation = activation
-        self.seen: list[torch.Tensor] | None = None
+        self.recorded: list[torch.Tensor] | None = None
         self.threshold = 0.0
         self.kept = self.all = 0
 
     def forward(self, gate: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = self.activation(gate)
-        if self.seen is not None:
-            self.seen.append(value[:, WHOLE:].abs().flatten())
+        if self.recorded is not None:
+            self.recorded.append(value[:, WHOLE:].abs().flatten())
         if not self.threshold:
             return value
         small = value.abs() < self.threshold
@@ -52,7 +52,7 @@ class Gates(torch.nn.Module):
         return value.masked_fill(small, 0)
 
 
-def told(model: Any, window: torch.Tensor) -> torch.Tensor:
+def log_probabilities(model: Any, window: torch.Tensor) -> torch.Tensor:
     """Logarithms of probabilities after each position of a window, the first ones left out."""
     return torch.log_softmax(model(window[None]).logits[0, WHOLE:-1].float(), -1)
 
@@ -62,7 +62,7 @@ def judged(
 ) -> dict[str, float]:
     divergence, loss, before, same, n = 0.0, 0.0, 0.0, 0, 0
     for window, right in zip(windows, whole, strict=True):
-        own, coming = told(model, window), window[WHOLE + 1 :, None]
+        own, coming = log_probabilities(model, window), window[WHOLE + 1 :, None]
         divergence += float((right.exp() * (right - own)).sum())
         loss -= float(own.gather(1, coming).sum())
         before -= float(right.gather(1, coming).sum())
@@ -101,13 +101,13 @@ def main() -> None:
     found = []
     with torch.inference_mode():
         for each in gates:
-            each.seen = []
+            each.recorded = []
         for window in first:
             model(window[None])
-        values = [torch.cat(each.seen or []).sort().values for each in gates]
+        values = [torch.cat(each.recorded or []).sort().values for each in gates]
         for each in gates:
-            each.seen = None
-        whole = [told(model, window) for window in second]
+            each.recorded = None
+        whole = [log_probabilities(model, window) for window in second]
         for share in args.shares:
             for each, sizes in zip(gates, values, strict=True):
                 each.threshold, each.kept, each.all = float(sizes[int(share * len(sizes))]), 0, 0

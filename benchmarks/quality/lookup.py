@@ -167,7 +167,7 @@ class Theirs(NamedTuple):
     right: int
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         a_step = self.tokens / (self.tokens - self.right)
         return f"{self.right} of {self.guessed} right, {a_step:.2f} a step"
 
@@ -186,9 +186,11 @@ def llama_lookup(args: argparse.Namespace, prompt: str, most: int | None) -> tup
         env = os.environ | {"LD_LIBRARY_PATH": str(args.llama)}
         run = subprocess.run(command, capture_output=True, env=env, cwd=folder, check=False)
     text, log = (each.decode(errors="replace") for each in (run.stdout, run.stderr))
-    seen = {name: re.search(rf"n_{name} += (\d+)", text + log) for name in ("predict", "drafted", "accept")}
-    counts = [int(match[1]) for match in seen.values() if match]
-    if run.returncode or len(counts) < len(seen):
+    matches = {
+        name: re.search(rf"n_{name} += (\d+)", text + log) for name in ("predict", "drafted", "accept")
+    }
+    counts = [int(match[1]) for match in matches.values() if match]
+    if run.returncode or len(counts) < len(matches):
         raise SystemExit(f"llama-lookup ended with {run.returncode}: {log[-2000:]}")
     return Theirs(*counts), text.partition(prompt)[2].strip()
 
@@ -210,8 +212,8 @@ def beside(args: argparse.Namespace, session: Session, kind: str) -> list[dict[s
             same.append({"tokens": len(ids)} | followed)
         total = Theirs(*(sum(column) for column in zip(*rows, strict=True)))
         limit = "its own number of guesses" if most is None else f"at most {most} guesses"
-        print(f"llama-lookup, {limit}: {kind:8} {total.tokens:5} tokens; {total.told}", flush=True)
-        print(f"our rules on these texts: {kind:8} {_told(same)}", flush=True)
+        print(f"llama-lookup, {limit}: {kind:8} {total.tokens:5} tokens; {total.text}", flush=True)
+        print(f"our rules on these texts: {kind:8} {_described(same)}", flush=True)
         answers = [row._asdict() for row in rows]
         found.append({"kind": kind, "most": most, "answers": answers, "ours": same})
     return found
@@ -238,11 +240,13 @@ def measured(
             row["real"] = seconds / answered(session, again, speculation_of(session))
             assert again.output == request.output, "guesses changed a text"
         found.append(row)
-        print(f"{kind:8} T={temperature:<4} {_told([row])}{'  loops' if row['loops'] else ''}", flush=True)
+        print(
+            f"{kind:8} T={temperature:<4} {_described([row])}{'  loops' if row['loops'] else ''}", flush=True
+        )
     return found
 
 
-def _told(rows: Sequence[dict[str, Any]]) -> str:
+def _described(rows: Sequence[dict[str, Any]]) -> str:
     tokens, parts = sum(row["tokens"] for row in rows), []
     for name in CURVES:
         all_of = [row[name] for row in rows]
@@ -278,10 +282,10 @@ def main() -> None:
         for kind in args.kinds:
             of_kind = [row for row in own if row["kind"] == kind]
             if of_kind:
-                print(f"all of {kind:8} T={temperature:<4} {_told(of_kind)}")
+                print(f"all of {kind:8} T={temperature:<4} {_described(of_kind)}")
         straight = [row for row in own if not row["loops"]]
         if straight:
-            print(f"all without loops, T={temperature}: {_told(straight)}")
+            print(f"all without loops, T={temperature}: {_described(straight)}")
         rows += own
     if args.llama:
         theirs = [row for kind in args.kinds for row in beside(args, session, kind)]

@@ -184,8 +184,8 @@ class LayerSearch:
             alone = [*whole]
             alone[layer] = widest[layer].tensors
             if (cost := self.divergence(alone)) > part:
-                seen = f"layer {layer} costs {cost:.3g} nats at a recall of {RECALLS[1]}"
-                raise ValueError(f"{seen}: at most {part:.3g}, its part of --kl: give a larger --kl")
+                got = f"layer {layer} costs {cost:.3g} nats at a recall of {RECALLS[1]}"
+                raise ValueError(f"{got}: at most {part:.3g}, its part of --kl: give a larger --kl")
             least, most = RECALLS
             for _ in range(STEPS):
                 recall = 1 - ((1 - least) * (1 - most)) ** 0.5

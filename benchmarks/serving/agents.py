@@ -235,7 +235,7 @@ def main() -> int:
             tempfile.TemporaryDirectory() as home,
             scripted_server(options.model, template, agent.answer) as server,
         ):
-            told, code, right = run(agent, server.url, Path(home))
+            output, code, right = run(agent, server.url, Path(home))
         asked = Counter(f"{each.method} {each.path} {each.status}" for each in server.exchanges)
         found[name] = {
             "passed": right and code == 0 and all(each.status < 400 for each in server.exchanges),
@@ -243,7 +243,7 @@ def main() -> int:
             "right": right,
             "asked": dict(asked),
         }
-        print(f"--- {name}\n{told}\n{json.dumps(found[name])}", flush=True)
+        print(f"--- {name}\n{output}\n{json.dumps(found[name])}", flush=True)
         if options.record:
             kept(server.exchanges, options.record / name)
     print(json.dumps(found))

@@ -98,8 +98,8 @@ async def measured(server: Server, options: argparse.Namespace) -> list[Figures]
     rounds = []
     for number in range(options.rounds):
         rounds.append(await one_round(server, number, options))
-        told = (f"{route} {found['tok_s']:.1f} tok/s" for route, found in rounds[-1].items())
-        print(", ".join(told), flush=True)
+        speeds = (f"{route} {found['tok_s']:.1f} tok/s" for route, found in rounds[-1].items())
+        print(", ".join(speeds), flush=True)
     return rounds
 
 

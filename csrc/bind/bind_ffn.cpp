@@ -135,7 +135,7 @@ void bind_predict(BoundProgram& p, const Floats& x, const WeightRows& first, con
 }
 
 void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Floats& out, bool skip,
-                 const Maybe<uint64_t>& mask, const Maybe<uint64_t>& fired, const Maybe<int64_t>& stats,
+                 const Maybe<uint64_t>& mask, const Maybe<uint64_t>& active, const Maybe<int64_t>& stats,
                  bool accumulate, const Maybe<const int32_t>& ids, const Maybe<const float>& factors,
                  const Maybe<const float>& gates, const Maybe<uint64_t>& strongest) {
     if (ids.has_value() != factors.has_value()) refuse("ffn: ids and factors must be given together");
@@ -163,7 +163,7 @@ void bind_ffn_op(BoundProgram& p, const Floats& x, const FfnWeights& w, const Fl
         const int64_t width = std::max(words, width_of(*mask));  // the first words belong to this layer
         f.mask = {data_of(*mask, "ffn: mask", decode, width), width};
     }
-    if (fired) f.fired = {data_of(*fired, "ffn: fired", decode, words), words};
+    if (active) f.active = {data_of(*active, "ffn: active", decode, words), words};
     f.stats = reinterpret_cast<FfnCounts*>(vector_of(stats, "ffn: stats", sizeof(FfnCounts) / 8));
     f.out = data_of(out, "ffn: out", rows, dim);
     if (gates && (w.gate || ids))
@@ -189,7 +189,7 @@ void bind_ffn(nb::module_& m, nb::class_<BoundProgram>& program) {
     program
         .def("predict", &bind_predict, "x"_exact, "first"_a, "second"_a, "relu"_a, "threshold"_exact,
              "mask"_exact, "ends"_a, "chosen"_a, "ids"_maybe)
-        .def("ffn", &bind_ffn_op, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "fired"_maybe,
+        .def("ffn", &bind_ffn_op, "x"_exact, "weights"_a, "out"_exact, "skip"_a, "mask"_maybe, "active"_maybe,
              "stats"_maybe, "accumulate"_a, "ids"_maybe, "factors"_maybe, "gates"_maybe, "strongest"_maybe);
 }
 

@@ -96,8 +96,8 @@ struct Ffn {
     float threshold;     // of an active gate
     float limit, alpha;  // of kSwigluOai
     bool skip, accumulate;
-    Masks mask, fired;  // candidates and active neurons, of decode rows
-    FfnCounts* stats;   // or null
+    Masks mask, active;  // candidates and active neurons, of decode rows
+    FfnCounts* stats;    // or null
     int max_leaves;
     Input x;
     const float* gates;  // [T, N]: results of the gate's rows if those are elsewhere; or null

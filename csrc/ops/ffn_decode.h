@@ -81,9 +81,9 @@ class DecodePiece {
           ahead(segments) {}
 
     void run() {
-        if (f.fired)
+        if (f.active)
             for (int t = 0; t < tokens; ++t)
-                for (int64_t w = begin / 64; w * 64 < end; ++w) f.fired.row(t)[w] = 0;
+                for (int64_t w = begin / 64; w * 64 < end; ++w) f.active.row(t)[w] = 0;
         count = candidates(f, tokens, begin, end, list);
         stats = {f.gates ? 0 : count, 0, 0, 0, 0};
 
@@ -97,7 +97,7 @@ class DecodePiece {
                 take_gates(k, n);
             else
                 dots(first, list + k, 0, n, f.x, 0, tokens, ahead, {gate + k * tokens, tokens, 1, bias});
-            kept = keep_fired(k, n, kept);
+            kept = keep_active(k, n, kept);
             while (done < known) {
                 end_leaves(list[done]);
                 done += run_chunk(list + done, gate + done * tokens, known - done);
@@ -161,7 +161,7 @@ class DecodePiece {
 
     // Moves the neurons of [k, k + n) whose gate is active for a token that names them, with their gates, to
     // `kept`; returns the end.
-    int64_t keep_fired(int64_t k, int64_t n, int64_t kept) {
+    int64_t keep_active(int64_t k, int64_t n, int64_t kept) {
         const bool all = !(f.skip && can_skip(f.activation));
         for (const int64_t stop = k + n; k < stop; ++k) {  // without an unpredictable branch
             bool any = all;
@@ -195,7 +195,7 @@ class DecodePiece {
             for (int k = 0; k < n; ++k) {
                 const float v = h[k * tokens + t];
                 if (!named(f, t, neurons[k]) || (skip && v == 0)) continue;
-                if (f.fired && v != 0) f.fired.row(t)[neurons[k] / 64] |= uint64_t(1) << (neurons[k] % 64);
+                if (f.active && v != 0) f.active.row(t)[neurons[k] / 64] |= uint64_t(1) << (neurons[k] % 64);
                 active[m] = neurons[k];
                 c[m++] = v;
                 used[k] = true;

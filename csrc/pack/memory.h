@@ -22,7 +22,7 @@ using Nodes = std::vector<int>;
 // Interleaves the pages of an address range over these nodes when they are written, huge page by huge page.
 // Keeps the policy of the process (numactl). If the system forbids the call, as containers may, a page is
 // placed on the node of the thread that writes it first.
-inline void spread(void* at, size_t bytes, const Nodes& nodes) {
+inline void interleave(void* at, size_t bytes, const Nodes& nodes) {
     constexpr int kDefault = 0, kInterleave = 3;
     constexpr size_t kBits = sizeof(unsigned long) * 8;
     std::vector<unsigned long> mask;
@@ -53,7 +53,7 @@ class Region {
         base_ = static_cast<uint8_t*>(p);
         data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + kHuge - 1) / kHuge * kHuge);
         madvise(data_, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-        spread(data_, bytes, nodes);
+        interleave(data_, bytes, nodes);
 #else
         static_cast<void>(nodes);
         static_cast<void>(huge);

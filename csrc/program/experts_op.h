@@ -57,8 +57,8 @@ struct ExpertsOp {
     Ffn layer;  // rows of all experts
     std::shared_ptr<const Experts> experts;
     std::shared_ptr<LoadBatches> load_batches;  // null: all experts are in memory
-    Masks fires;                                // by_gates(), decode rows: neurons whose gates may be active
-    std::vector<float> thresholds;              // for `fires`, of an expert's neurons
+    Masks active_gates;                         // by_gates(), decode rows: neurons whose gates may be active
+    std::vector<float> thresholds;              // for `active_gates`, of an expert's neurons
     std::vector<uint64_t> wanted;               // by_rows(): neurons that a step needs, of all experts
     Routing decode, prompt;
     Cut decode_cut, prompt_cut;
@@ -134,7 +134,7 @@ inline Ffn ExpertsOp::expert(int64_t number) const {
     } else
         f.down = rows_of(layer.down, row, n);
     if (f.mask) f.mask.words += experts->words[size_t(number)];
-    if (f.fired) f.fired.words += experts->words[size_t(number)];
+    if (f.active) f.active.words += experts->words[size_t(number)];
     f.accumulate = false;
     return f;
 }
@@ -162,7 +162,7 @@ inline void ExpertsOp::find_wanted() {
                 std::fill(to, to + words, ~uint64_t(0));
                 continue;
             }
-            const Masks mask = of_part(by_gates() ? fires : layer.mask, part);
+            const Masks mask = of_part(by_gates() ? active_gates : layer.mask, part);
             for (int t = 0; t < part.rows(); ++t)
                 for (int64_t word = 0; word < words; ++word) {
                     if (by_gates() && layer.mask) mask.row(t)[word] &= of_part(layer.mask, part).row(t)[word];
@@ -175,12 +175,12 @@ inline void ExpertsOp::find_wanted() {
 inline Ffn ExpertsOp::view(const Routing& routing, const Routing::Part& part) const {
     Ffn f = expert(part.expert);
     f.x = input.of(part, before(routing));
-    f.mask.tokens = f.fired.tokens = routing.tokens(part);
+    f.mask.tokens = f.active.tokens = routing.tokens(part);
     f.out = sum(routing, part.begin);
     if (layer.by_output) {
         f.hidden += part.begin * most_neurons;
     } else if (is_decode(routing)) {
-        if (by_gates()) f.mask = of_part(fires, part);
+        if (by_gates()) f.mask = of_part(active_gates, part);
         std::copy(levels[size_t(part.expert)].begin(), levels[size_t(part.expert)].end(), f.levels);
         f.partial += part.begin * most_leaves * sums_of(layer.dim());
         f.added += routing.number(part) * most_leaves;

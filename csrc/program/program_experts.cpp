@@ -57,10 +57,10 @@ void reduce_experts(const Kernels& k, const ExpertsOp& op, int t, int64_t group)
 }
 
 // Clears the masks of decode rows: experts that a row did not choose have no active neurons.
-void clear_fired(const ExpertsOp& op, int rows) {
-    if (!op.layer.fired) return;
+void clear_active(const ExpertsOp& op, int rows) {
+    if (!op.layer.active) return;
     for (int t = 0; t < rows; ++t)
-        std::memset(op.layer.fired.row(t), 0, size_t(op.experts->words.back()) * 8);
+        std::memset(op.layer.active.row(t), 0, size_t(op.experts->words.back()) * 8);
 }
 
 void add_stats(const ExpertsOp& op) {
@@ -100,7 +100,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
              const int decode = op->layer.by_output ? 0 : batch_.decode_count();
              op->decode.sort(0, decode);
              op->prompt.sort(decode, batch_.tokens_count());
-             clear_fired(*op, batch_.decode_count());
+             clear_active(*op, batch_.decode_count());
              if (op->load_batches && !op->by_rows()) op->load_batches->begin(op->named(), nullptr, give_up());
          });
     step(
@@ -126,9 +126,9 @@ void Program::name_rows(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
     op->wanted.resize(size_t(op->experts->words.back()));
     if (op->by_gates()) {
         op->thresholds.assign(size_t(op->most_neurons), op->layer.threshold);
-        op->fires.stride = op->experts->words.back();
-        plan.take(max_decode() * op->fires.stride * 8,
-                  [op](uint8_t* p) { op->fires.words = reinterpret_cast<uint64_t*>(p); });
+        op->active_gates.stride = op->experts->words.back();
+        plan.take(max_decode() * op->active_gates.stride * 8,
+                  [op](uint8_t* p) { op->active_gates.words = reinterpret_cast<uint64_t*>(p); });
         const int64_t size = ceil_div(piece_rows(op->layer.gate), 64);
         const auto blocks_of = [=](const Routing::Part& part) {
             return ceil_div(ceil_div(op->neurons(part), 64), size);
@@ -140,7 +140,7 @@ void Program::name_rows(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan) {
                  const Rows gate = rows_of(op->layer.gate, op->experts->first(part.expert), n);
                  k_.predict(gate, op->input.of(part, 0), op->thresholds.data(), first,
                             std::min(ceil_div(n, 64), first + size), part.rows(),
-                            op->of_part(op->fires, part));
+                            op->of_part(op->active_gates, part));
              });
     }
     step([this] { return int64_t(count(kTokens) > 0); },
@@ -275,7 +275,7 @@ void Program::load_batch_by_output(std::shared_ptr<ExpertsOp> op, int64_t load_b
              const int64_t first = piece * size, end = std::min(first + size, op->neurons(part));
              k_.ffn_hidden(op->view(op->prompt, part), first, end - first, 0, part.rows(), s.local);
          });
-    if (op->layer.mask || op->layer.fired || op->layer.stats)
+    if (op->layer.mask || op->layer.active || op->layer.stats)
         step([this, op,
               load_batch] { return int64_t(op->is_load_batch(load_batch) && batch_.decode_count() > 0); },
              [this, op](int64_t, const Scratch&) {

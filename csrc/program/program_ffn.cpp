@@ -127,14 +127,14 @@ void account_by_output(const Ffn& f, int decode, bool count) {
         float* h = f.hidden + t * f.neurons();
         for (int64_t word = 0; word < f.words(); ++word) {
             const uint64_t named = f.mask ? f.mask.row(t)[word] : ~uint64_t(0);
-            uint64_t fired = 0;
+            uint64_t active = 0;
             for (int64_t i = word * 64; i < std::min(f.neurons(), word * 64 + 64); ++i) {
                 const bool candidate = named >> (i % 64) & 1;
                 if (!candidate) h[i] = 0;
-                fired |= uint64_t(h[i] != 0) << (i % 64);
+                active |= uint64_t(h[i] != 0) << (i % 64);
                 pairs += candidate && (!skip || h[i] != 0);
             }
-            if (f.fired) f.fired.row(t)[word] = fired;
+            if (f.active) f.active.row(t)[word] = active;
         }
     }
     if (!f.stats || !count) return;
@@ -200,7 +200,7 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan, Masks str
     auto scratch = std::make_shared<uint32_t*>();
     if (strongest)
         plan.take(f->neurons() * 4, [scratch](uint8_t* p) { *scratch = reinterpret_cast<uint32_t*>(p); });
-    if (f->mask || f->fired || f->stats || strongest)
+    if (f->mask || f->active || f->stats || strongest)
         step([this] { return int64_t(batch_.decode_count() > 0); },
              [this, f, strongest, scratch](int64_t, const Scratch&) {
                  account_by_output(*f, batch_.decode_count(), !batch_.prompt_count());

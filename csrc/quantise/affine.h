@@ -56,10 +56,10 @@ template <int N> class AffineSearch {
             q2 += wq * q;
             qy += wq * (x - low_);
         }
-        const V spread = weight_ * q2 - q1 * q1;
-        const auto solvable = spread > splat(1e-6f) * weight_ * q2;
-        V step = select(solvable, (weight_ * qy - sum_ * q1) / spread, splat(0));
-        V shift = select(solvable, (q2 * sum_ - q1 * qy) / spread, sum_ / weight_);
+        const V determinant = weight_ * q2 - q1 * q1;
+        const auto solvable = determinant > splat(1e-6f) * weight_ * q2;
+        V step = select(solvable, (weight_ * qy - sum_ * q1) / determinant, splat(0));
+        V shift = select(solvable, (q2 * sum_ - q1 * qy) / determinant, sum_ / weight_);
         if (up_to_zero_) {
             const auto above = low_ + shift > splat(0);
             step = select(above, ratio(qy + low_ * q1, q2), step);

@@ -18,21 +18,21 @@ const uint ANSWERED = 1, GAVE_UP = 2;
 void main() {
     if (batch[0] == 0) return;
     uint step = batch[4];
-    uint seen = GAVE_UP;
+    uint outcome = GAVE_UP;
     uint total = status.length() - 1;
     uint before = status[total];
     uint looks = min(LOOKS, LOOKS_OF_STEP - min(before, LOOKS_OF_STEP));
-    uint in_vain = 0;
-    for (; in_vain < looks; ++in_vain) {
+    uint polls = 0;
+    for (; polls < looks; ++polls) {
         if (answered[layer] == step) {
-            seen = ANSWERED;
+            outcome = ANSWERED;
             break;
         }
     }
     memoryBarrierBuffer();
-    status[total] = before + in_vain;
-    status[layer] = seen;
-    if (seen == ANSWERED) return;
+    status[total] = before + polls;
+    status[layer] = outcome;
+    if (outcome == ANSWERED) return;
     // Without rows the following commands do nothing, and the host continues from here.
     batch[0] = 0;
     batch[1] = 0;

@@ -62,8 +62,8 @@ def tool(name: str, package: str) -> str:
 
 def compiler() -> str:
     found = tool("glslangValidator", "glslang-tools")
-    seen = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    version = seen.split("\n")[0].removeprefix("Glslang Version: ").strip()
+    output = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    version = output.split("\n")[0].removeprefix("Glslang Version: ").strip()
     if version != GLSLANG:
         raise ShaderError(f"glslangValidator is version {version}: {GLSLANG} makes the committed modules")
     return found

@@ -34,7 +34,7 @@ layout(push_constant) uniform Push {
     uint rows;         // of the bound part of the weights
     uint first;        // the number of the first of these
     uint x_rows;       // capacity of the quantised input
-    uint fired_words;  // 32-bit words of a row of active-neuron bits
+    uint active_words;  // 32-bit words of a row of active-neuron bits
     uint counts_row;
 };
 

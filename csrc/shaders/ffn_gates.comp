@@ -16,14 +16,14 @@ void main() {
     const Tile tile = tile_of(number);
     const Expert e = expert_of(tile.expert);
     for (uint i = gl_LocalInvocationID.x; i < most && tile.count > 0; i += 256) {
-        bool fires = false;
+        bool is_active = false;
         for (uint t = 0; t < tile.count; ++t) {
             const uint choice = choice_of(tile, t);
             const float gate = gates[row_of(choice) * most + i];
             values[choice * most + i] = gate;
             const bool named = !MASKED || (mask_word(row_of(choice), e, i / 32) >> i % 32 & 1) != 0;
-            fires = fires || (named && gate > threshold);
+            is_active = is_active || (named && gate > threshold);
         }
-        if (LISTED && fires) lists[list_at(1, number, atomicAdd(lists[most_tiles + number], 1))] = i;
+        if (LISTED && is_active) lists[list_at(1, number, atomicAdd(lists[most_tiles + number], 1))] = i;
     }
 }

@@ -8,13 +8,13 @@ layout(constant_id = 3) const bool SKIP = false;
 layout(constant_id = 4) const bool GATED = true;
 layout(constant_id = 5) const bool DENSE = false;  // down by output: all of it is read
 layout(constant_id = 6) const uint RUN = 0;        // neurons that share scales, 16 or 32: 0 if none do
-layout(constant_id = 7) const bool FIRED = false;
+layout(constant_id = 7) const bool ACTIVE = false;
 layout(constant_id = 8) const bool COUNTS = false;
 layout(constant_id = 9) const bool GIVEN = false;  // gates were computed before
 layout(std430, binding = 3) readonly buffer MaskBuffer { uint mask[]; };
 #include "ffn_lists.glsl"
 layout(std430, binding = 6) readonly buffer IdBuffer { int ids[]; };
-layout(std430, binding = 7) writeonly buffer FiredBuffer { uint fired[]; };
+layout(std430, binding = 7) writeonly buffer ActiveBuffer { uint active_bits[]; };
 // [L, 5] numbers of 64 bits: FFN_COUNTS of hotcold/kernels/backend.py.
 layout(std430, binding = 8) buffer CountBuffer { uvec2 counts[]; };
 
@@ -22,7 +22,7 @@ const uint GATE_ROWS = 0, UP_ROWS = 1, DOWN_ROWS = 2, PAIRS = 3, RUNS = 4, NUMBE
 
 shared uint sums[NUMBERS];
 
-uint fired_word(uint row, uint word) {
+uint active_word(uint row, uint word) {
     for (uint c = 0; c < chosen; ++c) {
         const uint q = row * chosen + c, id = EXPERTS ? min(uint(ids[q]), experts - 1) : 0;
         const Expert e = expert_of(id);
@@ -52,9 +52,9 @@ void count_word(Tile tile, Expert e, uint word) {
 
 void main() {
     const uint own = gl_LocalInvocationID.x, rows_of_step = min(count_of_rows(), N_DECODE);
-    const uint words = FIRED ? rows_of_step * fired_words : 0;
+    const uint words = ACTIVE ? rows_of_step * active_words : 0;
     for (uint i = gl_GlobalInvocationID.x; i < words; i += gl_NumWorkGroups.x * 256)
-        fired[i] = fired_word(i / fired_words, i % fired_words);
+        active_bits[i] = active_word(i / active_words, i % active_words);
     if (!COUNTS || gl_WorkGroupID.x > 0 || N_TOKENS > N_DECODE) return;
 
     if (own < NUMBERS) sums[own] = 0;

@@ -38,8 +38,8 @@ uint input_row(uint t) { return input_rows[t]; }
 const uint NEURONS = 256 / LANES;  // at most 32
 
 shared float partial[TILE * 256];
-shared uint fires;      // a bit for each of these neurons
-shared uint listed_at;  // the position of the first of them in the second list
+shared uint active_gates;  // a bit for each of these neurons
+shared uint listed_at;     // the position of the first of them in the second list
 
 // The number of an expert's row at a position among the computed rows.
 uint row_at(uint tile, uint place) { return LISTED == 0 ? place : lists[list_at(LISTED - 1, tile, place)]; }
@@ -55,7 +55,7 @@ void finish(Tile tile, Expert e, uint t, uint i, float total) {
     }
     const bool named = !MASKED || (mask_word(row_of(choice), e, i / 32) >> i % 32 & 1) != 0;
     if (STAGE == GATE) {
-        if (SKIP && named && v > threshold) atomicOr(fires, 1u << gl_LocalInvocationID.x % NEURONS);
+        if (SKIP && named && v > threshold) atomicOr(active_gates, 1u << gl_LocalInvocationID.x % NEURONS);
         values[at] = v;
         return;
     }
@@ -75,7 +75,7 @@ void main() {
     const uint count = LISTED == 0 ? every : lists[LISTED == 1 ? number : most_tiles + number];
     if (begin >= count) return;
     fill_code_pairs(TYPE, own, 256);
-    if (own == 0) fires = 0;
+    if (own == 0) active_gates = 0;
 
     inputs = tile.count;
     [[unroll]] for (uint t = 0; t < TILE; ++t) {  // constant positions, so that they are in registers
@@ -101,8 +101,9 @@ void main() {
         }
     if (STAGE != GATE || !SKIP) return;
     barrier();
-    if (own == 0 && fires != 0) listed_at = atomicAdd(lists[most_tiles + number], bitCount(fires));
+    if (own == 0 && active_gates != 0)
+        listed_at = atomicAdd(lists[most_tiles + number], bitCount(active_gates));
     barrier();
-    if (own < NEURONS && (fires >> own & 1) != 0)
-        lists[list_at(1, number, listed_at + bitCount(fires & (1u << own) - 1))] = i;
+    if (own < NEURONS && (active_gates >> own & 1) != 0)
+        lists[list_at(1, number, listed_at + bitCount(active_gates & (1u << own) - 1))] = i;
 }

@@ -230,8 +230,8 @@ def test_the_engine_process_does_not_inherit_descriptors(tmp_path: Path) -> None
         os.set_inheritable(inherited, True)
         try:
             async with started() as engine:
-                seen = {os.readlink(path) for path in Path(f"/proc/{process_id(engine)}/fd").iterdir()}
-                assert seen and str(tmp_path / "open") not in seen
+                open_files = {os.readlink(path) for path in Path(f"/proc/{process_id(engine)}/fd").iterdir()}
+                assert open_files and str(tmp_path / "open") not in open_files
         finally:
             os.close(inherited)
 

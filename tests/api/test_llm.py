@@ -270,8 +270,8 @@ def test_a_prompt_that_cannot_run_does_not_lose_the_others(llm: LLM) -> None:
     prompts: list[Any] = [PROMPT, "goat " * 400, "\ud800", [], [9999], PROMPT]
     done = llm.generate(prompts, max_tokens=9, seed=2)
     assert [each.finish_reason for each in done] == ["length", *["error"] * 4, "length"]
-    seen = ["context holds 256", "lone surrogate", "has no tokens", "has token 9999"]
-    assert all(words in str(each.error) for words, each in zip(seen, done[1:5], strict=True))
+    messages = ["context holds 256", "lone surrogate", "has no tokens", "has token 9999"]
+    assert all(words in str(each.error) for words, each in zip(messages, done[1:5], strict=True))
     assert [each.prompt_tokens for each in done] == [5, 0, 0, 0, 0, 5]
     assert all(each.text == "" and each.ids == () for each in done[1:5])
     assert done[0].ids == llm.generate(PROMPT, max_tokens=9, seed=2).ids
@@ -390,11 +390,11 @@ def test_two_llms_share_weights() -> None:
 
 
 def test_loading_tells_what_it_is_at() -> None:
-    seen: list[tuple[str, int, int]] = []
-    with LLM(progress=lambda *state: seen.append(state)):
+    reports: list[tuple[str, int, int]] = []
+    with LLM(progress=lambda *state: reports.append(state)):
         pass
-    assert {phase for phase, _, _ in seen} == {"loading"}
-    assert seen[-1][1] == seen[-1][2] > 7e6
+    assert {phase for phase, _, _ in reports} == {"loading"}
+    assert reports[-1][1] == reports[-1][2] > 7e6
 
 
 def test_public_errors_and_what_an_llm_is(llm: LLM) -> None:

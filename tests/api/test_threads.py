@@ -237,8 +237,8 @@ def test_a_failed_step_ends_the_requests_that_ran_in_it(llm: LLM, monkeypatch: p
     found = [each.result() for each in running]
     errors = [each for each in found if isinstance(each, Exception)]
     assert len(errors) == 2, "of two rows"
-    told = "a step ended with ZeroDivisionError, which ended the running requests: send the request again"
-    assert {str(error) for error in errors} <= {told, "of the model"}
+    message = "a step ended with ZeroDivisionError, which ended the running requests: send the request again"
+    assert {str(error) for error in errors} <= {message, "of the model"}
     assert [each for each in found if each not in errors] == [
         text for text, each in zip(expected, found, strict=True) if each not in errors
     ]

@@ -321,17 +321,17 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
     megabytes = path.stat().st_size / 1e6
     assert all(each["tok_s"]["dense"]["median"] > 0 for each in found["types"]["stories"].values())
     assert found["types"]["stories"]["loading, MB/s"]["tok_s"]["dense"]["n"] == 3 and megabytes > 0.9
-    told = found["settings"]["perplexity, stories"]
+    perplexities = found["settings"]["perplexity, stories"]
     session = load(path, LoadOptions(sparsity="off", context=512)).session()
     windows = text_windows(session.model.tokenizer, compare.TEXT.read_text(encoding="utf-8"), compare.WINDOW)
     nll = np.concatenate([score(Scorer(session), each) for each in windows[1 : compare.WINDOWS + 1]])
-    assert told["Hotcold, dense"] == pytest.approx(np.exp(nll.mean()), abs=1e-3)
+    assert perplexities["Hotcold, dense"] == pytest.approx(np.exp(nll.mean()), abs=1e-3)
     if not peer:
-        assert told["llama.cpp"] == pytest.approx(told["Hotcold, dense"], rel=1e-3)
+        assert perplexities["llama.cpp"] == pytest.approx(perplexities["Hotcold, dense"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ("--depths 100", "multiples of 512"),
         ("--ik-llama-bench /missing", "--ik-llama-bench /missing is no file"),
@@ -340,7 +340,9 @@ def test_files_of_ones_own_are_measured_with_their_perplexity(
         ("--experts mixtral", "choose with --only"),
     ],
 )
-def test_what_cannot_be_measured_is_said(options: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured_is_said(
+    options: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         importlib.import_module("cpu.compare").parse(options.split())
-    assert re.search(told, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)

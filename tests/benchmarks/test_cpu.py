@@ -253,13 +253,13 @@ def test_ops_of_a_step_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     argv = ["ops.py", "--tokens", "2", "--threads", "2", "--sequences", "1", "2", "--temperature", "0"]
     monkeypatch.setattr(sys, "argv", argv)
     ops.main()
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
     with open_gguf(model_path()) as file:
         matrices = {name: each for name, each in file.tensors.items() if len(each.shape) > 1}
     head = "output.weight" if "output.weight" in matrices else "token_embd.weight"
     read = [each for name, each in matrices.items() if name.startswith("blk.") or name == head]
-    assert [*told["rows"]] == ["1", "2"]
-    for rows in told["rows"].values():
+    assert [*report["rows"]] == ["1", "2"]
+    for rows in report["rows"].values():
         assert sum(op["bytes"] for op in rows["ops"].values()) == sum(each.nbytes for each in read)
         assert all(op["us"] >= 0 for op in rows["ops"].values())
         assert rows["native_us"] > 0 and rows["rest_us"] > 0

@@ -47,7 +47,7 @@ def model(slices: ModuleType, gated: bool = True) -> Any:
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("type", ["Q4_0", "F16"])
-def test_neurons_of_a_slice_fire_as_its_profile_says(
+def test_neurons_of_a_slice_are_active_as_its_profile_says(
     slices: ModuleType, tmp_path: Path, type: str, gated: bool
 ) -> None:
     """Counted by the engine on random tokens: the mean, and the hotter and the colder half."""
@@ -136,7 +136,7 @@ def test_the_gpu_has_the_share_of_firing_neurons_that_was_planned(rows: dict[str
     assert solver["gpu_firing_share"] > 1.5 * random["gpu_firing_share"]
 
 
-def test_the_layer_split_lies_between_cpu_and_gpu(rows: dict[str, dict[str, Any]]) -> None:
+def test_the_layer_split_is_between_cpu_and_gpu(rows: dict[str, dict[str, Any]]) -> None:
     """With half of the model's 8 layers: predictors, which it has not, make room for the head."""
     split, none, every = (rows[name] for name in ("layer split", "CPU dense", "GPU dense"))
     assert split["split_share"] == 0.5
@@ -194,7 +194,7 @@ def test_goals_are_judged_by_paired_rounds(report: ModuleType) -> None:
     rows += [{"part": "op table", "case": "all", "failed": 1, "checked": 9}]
     goals = {goal.what: goal for goal in report.goals({"rows": rows, "settings": {}})}
     ratio = goals["llama2-70b F16 25 %: over layer split"]
-    assert ratio.met is True and ratio.seen == f"{120.1 / 20.1:.2f} x"
+    assert ratio.met is True and ratio.measured == f"{120.1 / 20.1:.2f} x"
     assert goals["op table"].met is False
     assert goals["llama2-7b Q4_0, all GPU: over llama.cpp"].met is None
     small = report.goals({"rows": rows, "settings": {"small": True}})

@@ -66,7 +66,7 @@ def test_the_weights_cause_the_activity(synthetic: Any, architecture: str, tmp_p
         ("F16", 0.2, False),
     ],
 )
-def test_the_share_of_neurons_that_fires(
+def test_the_share_of_active_neurons(
     synthetic: Any, tmp_path: Path, type: str, active: float, gated: bool
 ) -> None:
     """Counted while the model runs, against the share that was asked for."""
@@ -132,7 +132,7 @@ def test_layouts_hold_the_same_weights(synthetic: Any, tmp_path: Path, type: str
 @pytest.mark.parametrize(
     ("predictor", "gated"), [("F16", True), ("F16", False), ("Q8_0", True), ("Q4_0", False)]
 )
-def test_a_predictor_finds_the_neurons_that_fire(
+def test_a_predictor_finds_the_active_neurons(
     synthetic: Any, tmp_path: Path, predictor: str, gated: bool
 ) -> None:
     """It marks a tenth of the neurons, as computed from the file, and nearly all that fire."""

@@ -60,7 +60,7 @@ def test_a_partial_model(client: Any) -> None:
 
 def test_another_try(client: Any) -> None:
     """The first answer is refused and goes back with the reason."""
-    seen: list[str] = []
+    tries: list[str] = []
 
     class Picky(BaseModel):
         name: str = Field(max_length=20)
@@ -68,13 +68,13 @@ def test_another_try(client: Any) -> None:
         @field_validator("name")
         @classmethod
         def not_the_first(cls, value: str) -> str:
-            seen.append(value)
-            if len(seen) == 1:
+            tries.append(value)
+            if len(tries) == 1:
                 raise ValueError("name a person")
             return value
 
     assert isinstance(client.create(response_model=Picky, **options(max_retries=2)), Picky)
-    assert len(seen) == 2
+    assert len(tries) == 2
 
 
 def test_without_blocking(url: str) -> None:

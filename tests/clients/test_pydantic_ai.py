@@ -133,16 +133,16 @@ def test_a_streamed_output(model: Any, loop: asyncio.AbstractEventLoop) -> None:
 def test_another_try(model: Any) -> None:
     """An output that the agent refuses goes back to the model as the result of the tool."""
     found = agent(model, output_type=City, retries=2)
-    seen = []
+    tries = []
 
     @found.output_validator
     def not_the_first(output: City) -> City:
-        seen.append(output)
-        if len(seen) == 1:
+        tries.append(output)
+        if len(tries) == 1:
             raise pydantic_ai.ModelRetry("Name the city only.")
         return output
 
-    assert isinstance(found.run_sync(ABOUT).output, City) and len(seen) == 2
+    assert isinstance(found.run_sync(ABOUT).output, City) and len(tries) == 2
 
 
 def test_an_address_from_the_environment(

@@ -165,14 +165,14 @@ def test_bytes_that_are_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     """They end a pipe, and not a talk in a terminal."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"K\xe4se\n"), encoding="utf-8"))
     assert main(["chat"]) == 2
-    told = "error: standard input is not UTF-8 text: it has the byte 0xe4"
-    assert f"hotcold: {told}" in capsys.readouterr().err
+    message = "error: standard input is not UTF-8 text: it has the byte 0xe4"
+    assert f"hotcold: {message}" in capsys.readouterr().err
     lines = LineInput(Interrupts())
     lines.interactive = True
     typed = iter([b"K\xe4se", b"/quit"])
     monkeypatch.setattr(builtins, "input", lambda prompt: next(typed).decode())
     assert _talk(None, lines) == 0  # type: ignore[arg-type]  # it is not asked
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_commands_and_files_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,10 +50,10 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_verb_gets_its_arguments_and_gives_the_exit_code(verb) -> None:
-    seen = []
-    verb(lambda args: seen.append(args.rows) or 5)
+    rows = []
+    verb(lambda args: rows.append(args.rows) or 5)
     assert cli.main(["probe", "--rows", "7"]) == 5
-    assert seen == [7]
+    assert rows == [7]
 
 
 def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,11 +186,11 @@ def test_the_traceback_of_a_defect_is_shown_on_demand() -> None:
         "sys.modules[probe.__name__] = probe\ncli.VERBS = (('probe', ''),)\n"
         "sys.exit(cli.main(['probe']))"
     )
-    for options, status, seen in (((), 70, "hotcold: internal"), (("-X", "dev"), 1, "Traceback")):
+    for options, status, beginning in (((), 70, "hotcold: internal"), (("-X", "dev"), 1, "Traceback")):
         done = subprocess.run(
             [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False
         )
-        assert done.returncode == status and done.stderr.startswith(seen)
+        assert done.returncode == status and done.stderr.startswith(beginning)
 
 
 def test_ctrl_c_is_130_and_says_so(verb, capsys: pytest.CaptureFixture[str]) -> None:

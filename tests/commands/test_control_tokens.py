@@ -43,15 +43,15 @@ def test_tokens_and_the_note(
     command: str, model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = () if command == "perplexity" else ("-o",)
-    seen = []
+    token_counts = []
     for number, option in enumerate(((), ("--special",), ("--parse-special",))):
         named = (*output, tmp_path / f"{number}.out") if output else ()
         report, err = run(capsys, command, "-m", model, "-f", text, "-c", "16", *named, *option)
         assert ("has names of control tokens (</s>), which are read as plain text" in err) == (not option)
         assert ("--special reads them" in err) == (not option)
-        seen.append(report.get("tokens", report.get("judged_tokens")))
+        token_counts.append(report.get("tokens", report.get("judged_tokens")))
     if command != "fit-predictor":
-        assert seen[0] > seen[1] == seen[2]
+        assert token_counts[0] > token_counts[1] == token_counts[2]
 
 
 @pytest.mark.parametrize("command", ["generate", "embed"])

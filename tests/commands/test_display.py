@@ -219,14 +219,14 @@ def test_the_width_changes_in_the_middle_of_an_answer(
     for width, parts in outputs:
         lines = Screen(columns=width).feed(parts[-1]).lines
         assert max(map(len, lines)) < width
-        seen = [word for line in lines for word in line.split() if word != "•"]
-        cut = seen.pop() if width < 200 else ""  # the word that was being written
-        first = words.index(seen[0])
-        assert seen == words[first : first + len(seen)]
-        assert "".join(words[first + len(seen) :][:1]).startswith(cut)
+        shown_words = [word for line in lines for word in line.split() if word != "•"]
+        cut = shown_words.pop() if width < 200 else ""  # the word that was being written
+        first = words.index(shown_words[0])
+        assert shown_words == words[first : first + len(shown_words)]
+        assert "".join(words[first + len(shown_words) :][:1]).startswith(cut)
         if width != 80:
             assert len(lines) >= 24  # what fits on the screen was drawn again
-    assert seen[-1] == words[-1]
+    assert shown_words[-1] == words[-1]
 
 
 def test_the_height_changes_alone(

@@ -121,8 +121,8 @@ def test_little_memory_is_said(
     """By a note where caches keep much of what fits, and where nothing can be measured. A file is not written
     without figures."""
     monkeypatch.setattr(doctor, "cache_bytes", lambda cpus: 1 << 20)
-    seen = "since memory is short: much of it fits in the caches (1.00 MiB)"
-    assert seen in run()[1]
+    message = "since memory is short: much of it fits in the caches (1.00 MiB)"
+    assert message in run()[1]
     monkeypatch.setattr(doctor, "buffer_bytes", buffer_bytes)
     monkeypatch.setattr(doctor, "available_memory", lambda: 40 << 20)
     report, err = run("--again")

@@ -244,10 +244,10 @@ def test_what_is_judged_was_not_fitted_to(text: Path) -> None:
 def test_the_judge_is_the_held_out_text(
     text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    inputs: list[tuple[np.ndarray, np.ndarray]] = []
 
     def fit(*args: Any, fit_to: dict[str, np.ndarray], held_out: dict[str, np.ndarray]) -> list[Fitted]:
-        seen.append((fit_to["normed"], held_out["normed"]))
+        inputs.append((fit_to["normed"], held_out["normed"]))
         return fit_layer(*args, fit_to=fit_to, held_out=held_out)
 
     monkeypatch.setattr(fitting, "fit_layer", fit)
@@ -259,7 +259,7 @@ def test_the_judge_is_the_held_out_text(
     expected = [
         ffn_inputs(model, each, {"normed"}) for each in (evenly(windows[:end], 8), evenly(windows[end:], 2))
     ]
-    for (fit_to, held_out), first, second in zip(seen, *expected, strict=True):
+    for (fit_to, held_out), first, second in zip(inputs, *expected, strict=True):
         np.testing.assert_array_equal(fit_to, first["normed"])
         np.testing.assert_array_equal(held_out, second["normed"])
 

@@ -38,8 +38,8 @@ def test_the_text_goes_to_stdout_and_one_line_of_figures_to_stderr(
         assert captured.out == PROMPT + llm.generate(PROMPT, max_tokens=30, seed=3).text + "\n"
     assert re.fullmatch(r"30 tokens, [\d.]+ tokens/s\n", captured.err)
     assert main(["generate", "-p", PROMPT, "-n", "30", "--seed", "3", "--verbose"]) == 0
-    told = capsys.readouterr()
-    assert told.out == captured.out and told.err.count("\n") == 1
+    with_figures = capsys.readouterr()
+    assert with_figures.out == captured.out and with_figures.err.count("\n") == 1
     for figure in (
         "sparsity exact",
         r"prompt 5 tokens [\d.]+ tok/s",
@@ -49,7 +49,7 @@ def test_the_text_goes_to_stdout_and_one_line_of_figures_to_stderr(
         r"\d+\.\d% of neurons active",
         r"4\.\d+ M parameters per token",
     ):
-        assert re.search(figure, told.err), figure
+        assert re.search(figure, with_figures.err), figure
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

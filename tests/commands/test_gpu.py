@@ -85,8 +85,8 @@ def test_the_timeline_has_both_sides_at_work(
     args = ("-p", "4", "-n", "4", "-r", "1", "--timeline", str(path), "--gpu", gpu, "--vram-budget", "6MiB")
     found, _ = report(capsys, "bench", *args)
     events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
-    seen = {(event["tid"], event["name"]) for event in events}
-    assert seen >= {(0, "attention"), (0, "hot ffn"), (0, "wait"), (1, "cold ffn")}
+    names = {(event["tid"], event["name"]) for event in events}
+    assert names >= {(0, "attention"), (0, "hot ffn"), (0, "wait"), (1, "cold ffn")}
     sides = [[(e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == side] for side in (0, 1)]
     for own in sides:  # never two things at a time
         ordered = sorted(own)

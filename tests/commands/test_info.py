@@ -195,7 +195,7 @@ def test_the_list_of_tensors(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     listed = report(capsys, path, "--tensors")["tensor_list"]
     with open_gguf(path) as file:
         assert [(entry["name"], tuple(entry["shape"]), entry["type"]) for entry in listed] == [
-            (seen.name, seen.shape, seen.type.name) for seen in file.tensors.values()
+            (tensor.name, tensor.shape, tensor.type.name) for tensor in file.tensors.values()
         ]
     text = info(capsys, path, "--tensors")
     words = text.split()

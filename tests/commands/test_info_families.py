@@ -37,7 +37,7 @@ def report(capsys: pytest.CaptureFixture[str], path: Path) -> tuple[dict[str, An
 
 @pytest.mark.full
 def test_every_family_says_what_may_be_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = {}
+    placements = {}
     for name in (*DENSE, *NAMES):
         find = expert_golden if name in NAMES else goldens.golden
         path = find(name, tmp_path).path
@@ -45,11 +45,11 @@ def test_every_family_says_what_may_be_placed(tmp_path: Path, capsys: pytest.Cap
         assert found["refused"] is None and "cannot run" not in text, name
         assert found["placement"].startswith(PLACED), name
         assert f"GPU takes       {found['placement']}" in text, name
-        seen[found["architecture"]] = found["placement"]
-    assert seen.keys() == FAMILIES.keys()
-    assert seen["bitnet"] == "layers: a norm before down needs all neurons of a token"
-    assert seen["rwkv7"].startswith("nothing: GPUs do not compute RWKV")
-    assert (seen["opt"], seen["smallthinker"]) == ("neurons", "neurons inside experts")
+        placements[found["architecture"]] = found["placement"]
+    assert placements.keys() == FAMILIES.keys()
+    assert placements["bitnet"] == "layers: a norm before down needs all neurons of a token"
+    assert placements["rwkv7"].startswith("nothing: GPUs do not compute RWKV")
+    assert (placements["opt"], placements["smallthinker"]) == ("neurons", "neurons inside experts")
 
 
 def test_every_refused_file_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,13 +136,13 @@ def test_what_stays_as_it_was_and_values_of_llama_cpp(line: str, name: str, valu
 
 def test_nothing_of_ours_is_hidden_and_every_row_can_be_reached() -> None:
     """A name that a verb has itself is never looked up here; a row names no option that another one hides."""
-    seen: set[tuple[str, str]] = set()
+    rows_before: set[tuple[str, str]] = set()
     for row in ROWS:
         for name in row.names.split():
             for verb in row.verbs.split() or ["*"]:
-                assert (name, verb) not in seen and (name, "*") not in seen, (name, verb)
+                assert (name, verb) not in rows_before and (name, "*") not in rows_before, (name, verb)
                 if row.when == ".*":
-                    seen.add((name, verb))
+                    rows_before.add((name, verb))
         assert row.takes or row.when == ".*"
         assert not row.text.endswith(".") and row.outcome in (IS, NO, llama_cpp_options.NOTHING)
 

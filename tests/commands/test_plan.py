@@ -121,7 +121,9 @@ def test_published_plans_stay_what_they_are(
             assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_paper_fires_more_on_the_gpu_and_time_is_less(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_paper_has_more_activations_on_the_gpu_and_time_is_less(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     line = "--shape falcon-40b --hardware rtx2080ti-i7 --vram-budget "
     for budget in (6, 10):
         _, time = plan(capsys, f"{line}{budget}")
@@ -188,7 +190,7 @@ def test_a_profile_beside_the_model_is_found(tmp_path: Path, capsys: pytest.Capt
     assert "m.profile.gguf: the file is empty" in capsys.readouterr().err
 
 
-def test_the_default_budget_leaves_some_of_the_card(
+def test_the_default_budget_leaves_some_of_the_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """1 GiB, or an eighth of a small one."""

@@ -15,7 +15,7 @@ from hotcold.placement.hardware import find_hardware
 GIB = 1 << 30
 
 
-def test_a_small_card_keeps_an_eighth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_gpu_keeps_an_eighth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = tmp_path / "machine.json"
     machine.write_text(json.dumps(asdict(find_hardware("rtx3060")) | {"vram_bytes": 4 * GIB}))
     assert cli.main(["plan", "--shape", "mistral-7b", "--hardware", str(machine), "--json"]) == 0
@@ -23,7 +23,7 @@ def test_a_small_card_keeps_an_eighth(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(("name", "most"), [("rtx4090-i9", 24), ("rtx2080ti-i7", 11)])
-def test_a_budget_above_the_card_is_told_what_the_card_has(
+def test_a_budget_above_the_gpu_is_refused_with_what_it_has(
     name: str, most: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = f"plan --shape mistral-7b --hardware {name} --vram-budget"

@@ -49,12 +49,12 @@ def test_the_time_to_the_first_token_is_that_of_the_first_prompt() -> None:
 
     class Watched(Engine):
         def run(self, requests: Sequence[Request]) -> None:
-            self.seen = [*requests]
+            self.requests = [*requests]
             super().run(requests)
 
     engine = Watched(load(None, LoadOptions(sequences=2)).session())
     found = measure(engine, [1] * 200, [3, 3], None, seed=4)
-    first, last = (request.timings.ttft_s for request in engine.seen)
+    first, last = (request.timings.ttft_s for request in engine.requests)
     assert first is not None and last is not None
     assert found.ttft_s == first < last
-    assert [request.seed for request in engine.seen] == [4, 5]
+    assert [request.seed for request in engine.requests] == [4, 5]

@@ -60,7 +60,7 @@ def active() -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_what_fires(
+def test_active_neurons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], active: list[np.ndarray], backend: str
 ) -> None:
     """Inputs are rounded to 8 bits before the dots, so a few gates near zero fall on the other side."""

@@ -219,16 +219,16 @@ def test_memory_holds_about_one_tensor(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_progress_counts_all_bytes(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     convert(
         golden_checkpoint("tiny-llama3"),
         tmp_path / "out.gguf",
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total: reports.append((done, total)),
     )
-    assert seen[0][0] == 0 and seen[-1][0] == seen[-1][1]
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert reports[0][0] == 0 and reports[-1][0] == reports[-1][1]
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
     file = open_gguf(tmp_path / "out.gguf")
-    assert {total for _, total in seen} == {sum(info.nbytes for info in file.tensors.values())}
+    assert {total for _, total in reports} == {sum(info.nbytes for info in file.tensors.values())}
 
 
 # --- failures: an error of one line, and nothing is left --------------------------------------------------

@@ -146,8 +146,8 @@ def test_windows() -> None:
     gemma = {"hidden_act": "gelu_pytorch_tanh", "num_hidden_layers": 7, "head_dim": 8}
     assert windows("gemma3_text", "Gemma3ForCausalLM", **gemma) == {"sliding_window": 64}
     listed = ["full_attention"] + ["sliding_attention"] * 6
-    seen = windows("gemma3_text", "Gemma3ForCausalLM", **gemma, layer_types=listed)
-    assert seen["sliding_window_pattern"] == [False] + [True] * 6
+    metadata = windows("gemma3_text", "Gemma3ForCausalLM", **gemma, layer_types=listed)
+    assert metadata["sliding_window_pattern"] == [False] + [True] * 6
 
 
 @pytest.mark.parametrize(

@@ -113,13 +113,13 @@ def logits_of(path: Path, prompt: list[int], steps: list[int]) -> npt.NDArray[np
         model.close()
 
 
-def check(seen: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> None:
-    error = np.sqrt(((seen - wanted) ** 2).mean()) / wanted.std()
+def check(logits: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> None:
+    error = np.sqrt(((logits - wanted) ** 2).mean()) / wanted.std()
     assert error < 0.003  # its GELU is a table of halves; without that 0.0001
     top = np.sort(wanted, axis=1)
     clear = top[:, -1] - top[:, -2] > 0.05 * wanted.std()
     assert clear.sum() > len(wanted) // 2
-    assert np.array_equal(seen.argmax(1)[clear], wanted.argmax(1)[clear])
+    assert np.array_equal(logits.argmax(1)[clear], wanted.argmax(1)[clear])
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -131,8 +131,8 @@ def test_llama_cpp_computes_what_transformers_does(name: str, tmp_path: Path) ->
         pytest.skip("; ".join(notes))
     with np.load(DATA / name / "golden.npz", allow_pickle=False) as arrays:
         golden = {key: arrays[key] for key in arrays.files}
-    seen = logits_of(path, golden["prompt"].tolist(), golden["steps"].tolist())
-    check(seen, np.concatenate([golden["prompt_logits"], golden["step_logits"]]))
+    logits = logits_of(path, golden["prompt"].tolist(), golden["steps"].tolist())
+    check(logits, np.concatenate([golden["prompt_logits"], golden["step_logits"]]))
 
 
 @pytest.mark.parametrize("name", ALIKE)

@@ -132,8 +132,8 @@ def test_added_tokens_that_the_weights_lack(tmp_path: Path) -> None:
     notes: list[str] = []
     after = vocabulary_metadata(open_checkpoint(folder), 288, notes)
     assert after["tokenizer.ggml.tokens"] == before["ggml.tokens"]
-    seen = "an added token is left out, since the weights have 288 tokens: '<image>' with id 288"
-    assert notes == [seen]
+    note = "an added token is left out, since the weights have 288 tokens: '<image>' with id 288"
+    assert notes == [note]
     write_json(folder / "added_tokens.json", {"<image>": 288, "<more>": 10**30})
     assert convert(folder, tmp_path / "out.gguf").notes[0].startswith("2 added tokens are left out")
 
@@ -148,8 +148,8 @@ def test_special_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
     assert values["tokenizer.ggml.eos_token_id"] == 261
     assert "tokenizer.ggml.padding_token_id" not in values
     left = [("bos_token_id", 288), ("pad_token_id", 1 << 20), ("eos_token_id", 300)]
-    seen = "is left out, since the weights have 288 tokens"
-    assert notes == [f"config.json: {key} {id} {seen}" for key, id in left]
+    problem = "is left out, since the weights have 288 tokens"
+    assert notes == [f"config.json: {key} {id} {problem}" for key, id in left]
 
 
 END = ["<|im_end|>", "<a>", "<b>", "<c>", "<d>"]  # ids from 288 on

@@ -173,12 +173,12 @@ class SmallThinker(nn.Module):
 
             q, k = turned(q), turned(k)
         back = positions[:, None] - positions
-        seen = back >= 0
+        visible = back >= 0
         if self.config["sliding_window_layout"][index]:
-            seen &= back < self.config["sliding_window_size"]
+            visible &= back < self.config["sliding_window_size"]
         groups = len(q) // len(k)
         k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
-        scores = (q @ k.transpose(1, 2) / head**0.5).masked_fill(~seen, -torch.inf)
+        scores = (q @ k.transpose(1, 2) / head**0.5).masked_fill(~visible, -torch.inf)
         return part.o_proj((scores.softmax(-1) @ v).transpose(0, 1).reshape(len(x), -1))
 
     def experts(self, block: Any, x: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:

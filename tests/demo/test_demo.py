@@ -29,7 +29,7 @@ def test_it_is_a_sparse_model_of_some_8_mb() -> None:
     assert round(weights / 1e6, 2) == 7.34
 
 
-def test_its_card_is_beside_it() -> None:
+def test_its_model_card_is_beside_it() -> None:
     card = model_path().with_name("fable-7m.md").read_text(encoding="utf-8")
     assert "MIT" in card and model_path().name in card
 

@@ -170,7 +170,7 @@ def test_a_draft_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
     def read(phase: str, done: int, total: int) -> None:
         pytest.fail("the model was read")
 
-    for draft, told in (
+    for draft, message in (
         (golden("tiny-opt", tmp_path).path, "have different vocabularies"),
         (
             write_hybrid(tmp_path / "h.gguf", "lfm2"),
@@ -178,7 +178,7 @@ def test_a_draft_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
         ),
         (write_gguf_alone(tmp_path / "no.gguf"), r"^`draft=no\.gguf`: "),
     ):
-        with pytest.raises(LoadError, match=told):
+        with pytest.raises(LoadError, match=message):
             load(None, LoadOptions(draft=draft), read)
     with pytest.raises(LoadError, match=r"^`draft` has no effect with `draft_max=0`: leave out one"):
         load(None, LoadOptions(draft=model_path(), draft_max=0), read)
@@ -195,8 +195,8 @@ def test_a_draft_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         check(*args, **more)
 
     monkeypatch.setattr(memory, "check_memory", short)
-    told = r"^`draft`: .*gguf cannot be loaded: not enough memory: the model"
-    with pytest.raises(LoadError, match=told) as caught:
+    message = r"^`draft`: .*gguf cannot be loaded: not enough memory: the model"
+    with pytest.raises(LoadError, match=message) as caught:
         load(None, LoadOptions(threads=1, context=128, draft=model_path()))
     assert len(loads) == 2 and not isinstance(caught.value, MemoryShortError)
 

@@ -134,9 +134,9 @@ def test_too_few_pages_for_all(folder: Path) -> None:
 )
 def test_other_poolings_are_refused(folder: Path, kind: object, error: str) -> None:
     with LLM(file_of(folder, "tiny-llama", kind)) as llm:
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as raised:
             llm.embed([1, 2])
-        assert error in str(told.value)
+        assert error in str(raised.value)
 
 
 def test_texts_that_cannot_be(folder: Path) -> None:

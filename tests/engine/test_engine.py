@@ -104,9 +104,9 @@ def test_step_returns_the_new_tokens() -> None:
     request = greedy([5, 6, 7, 8, 9, 10], 3, ignore_eos=True)
     engine.add(request)
     assert engine.step() == []  # four of six prompt rows
-    seen = [engine.step() for _ in range(3)]
+    events = [engine.step() for _ in range(3)]
     tokens = [Token(request, token) for token in request.output]
-    assert seen == [tokens[:1], tokens[1:2], [tokens[2], Finished(request, "length")]]
+    assert events == [tokens[:1], tokens[1:2], [tokens[2], Finished(request, "length")]]
 
 
 def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
@@ -174,11 +174,11 @@ def test_pages_come_as_tokens_do() -> None:
     session = history_model(context=128, pages=4)
     engine = Engine(session)
     engine.add(request := greedy([1] * 31, 60, ignore_eos=True))
-    seen = []
+    used_pages = []
     while not request.finished:
         engine.step()
-        seen.append(4 - session.cache.free_pages)
-    assert seen == [1, 1, 1, *[2] * 32, *[3] * 25, 0]
+        used_pages.append(4 - session.cache.free_pages)
+    assert used_pages == [1, 1, 1, *[2] * 32, *[3] * 25, 0]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
@@ -213,11 +213,11 @@ def test_sampled_text_depends_on_the_seed_and_on_nothing_beside_it() -> None:
 
 def test_repeat_penalty_sees_the_prompt_and_the_output() -> None:
     engine = Engine(history_model())
-    seen: list[list[int]] = []
+    windows: list[list[int]] = []
     inner = engine.sampler.sample
 
     def sample(logits: Any, row: int, params: Any, position: int, recent: Any = ()) -> int:
-        seen.append(list(recent))
+        windows.append(list(recent))
         assert position == len(recent)
         return inner(logits, row, params, position, recent)
 
@@ -225,7 +225,7 @@ def test_repeat_penalty_sees_the_prompt_and_the_output() -> None:
     params = SamplingParams(temperature=0, repeat_penalty=1.5)
     request = Request(Job([1, 2], params, max_tokens=3, ignore_eos=True))
     run(engine, [request])
-    assert seen == [[1, 2], [1, 2, *request.output[:1]], [1, 2, *request.output[:2]]]
+    assert windows == [[1, 2], [1, 2, *request.output[:1]], [1, 2, *request.output[:2]]]
 
 
 @pytest.mark.parametrize("last", [0, 1, 3, 5, 100, -1])
@@ -254,18 +254,18 @@ def test_the_repetition_penalty_costs_what_is_new(last: int, monkeypatch: pytest
 
 def test_a_short_window_of_the_repetition_penalty() -> None:
     engine = Engine(history_model())
-    seen: list[list[int]] = []
+    windows: list[list[int]] = []
     inner = engine.sampler.sample
 
     def sample(logits: Any, row: int, params: Any, position: int, recent: Any = ()) -> int:
-        seen.append(list(recent))
+        windows.append(list(recent))
         return inner(logits, row, params, position, recent)
 
     engine.sampler.sample = sample  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, repeat_penalty=1.5, repeat_last_n=2)
     request = Request(Job([3, 1, 2], params, max_tokens=2, ignore_eos=True))
     run(engine, [request])
-    assert seen == [[1, 2], [2, request.output[0]]]
+    assert windows == [[1, 2], [2, request.output[0]]]
 
 
 @pytest.mark.parametrize(

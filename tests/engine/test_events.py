@@ -172,17 +172,17 @@ def constrained(prompt: list[int], n: int, allowed: Mapping[int, Sequence[int]])
 def test_a_mask_for_each_token(temperature: float) -> None:
     """Other requests beside it are not touched; where it allows one id, that is drawn at any temperature."""
     sets = {0: [3], 1: [9, 10], 3: [STOP + 1], 4: [48, 49]}
-    seen: list[list[int]] = []
+    outputs: list[list[int]] = []
 
     def constraint(output: Sequence[int]) -> Allowed:
-        seen.append(list(output))
+        outputs.append(list(output))
         return Allowed(mask(sets[len(output)])) if len(output) in sets else Allowed()
 
     params = SamplingParams(temperature=temperature, seed=1)
     request = Request(Job([5, 6], params, max_tokens=6, ignore_eos=True), constraint=constraint)
     other = Request(Job([7, 8], GREEDY, max_tokens=6, ignore_eos=True))
     Engine(history_model(sequences=2)).run([request, other])
-    assert seen == [request.output[:i] for i in range(6)]
+    assert outputs == [request.output[:i] for i in range(6)]
     assert all(request.output[i] in ids for i, ids in sets.items())
     assert other.output == follow([7, 8], 6, ignore_eos=True)
     if temperature == 0 and STOP not in request.output:

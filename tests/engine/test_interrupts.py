@@ -60,8 +60,10 @@ def test_what_ran_ends_and_what_waits_goes_on(at: int, error: type[BaseException
     *ran, waits = requests
     for request in ran:
         assert request.finish_reason == "cancelled"
-        told = f"a step ended with {error.__name__}, which ended the running requests: send the request again"
-        assert isinstance(request.error, RequestError) and str(request.error) == told
+        message = (
+            f"a step ended with {error.__name__}, which ended the running requests: send the request again"
+        )
+        assert isinstance(request.error, RequestError) and str(request.error) == message
         assert request.output == follow([*request.job.prompt], len(request.output), ignore_eos=True)
     assert not waits.finished and engine.scheduler.unfinished == 1
     assert session.cache.free_pages == session.cache.pages

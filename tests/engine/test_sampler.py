@@ -369,9 +369,9 @@ def test_penalties_and_bias_rank_the_whole_vocabulary(
         if i in generated:
             wanted[i] -= generated.count(i) * counted[0] + counted[1]
     assert wanted[id] >= max(wanted.values()) - 1e-4
-    seen = ranking.biases[0]
-    assert seen is not None
-    np.testing.assert_allclose(np.array(values) + seen, list(wanted.values()), atol=1e-4)
+    biases = ranking.biases[0]
+    assert biases is not None
+    np.testing.assert_allclose(np.array(values) + biases, list(wanted.values()), atol=1e-4)
 
 
 def test_one_requests_bias_does_not_reach_the_next(logits: Floats) -> None:

@@ -249,10 +249,10 @@ def test_a_constraint_is_told_before_the_model_runs() -> None:
 
     session.run = run
     Engine(session).run([request := greedy([1, 2], 3, constraint=constraint)])
-    told: list[tuple[str, list[int]]] = []
+    calls: list[tuple[str, list[int]]] = []
     for i in range(3):
-        told += [("prepare", request.output[:i]), ("run", []), ("ask", request.output[:i])]
-    assert constraint.calls == told
+        calls += [("prepare", request.output[:i]), ("run", []), ("ask", request.output[:i])]
+    assert constraint.calls == calls
 
 
 @pytest.mark.parametrize("fail_at", [0, 2])

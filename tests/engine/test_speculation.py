@@ -73,7 +73,7 @@ def test_tokens_are_those_without_guesses(
     speculation = Reckless(known.__getitem__, share, VOCAB, seed=count)
     engine = Engine(model, speculation=speculation)
     left, cancelled = list(requests), set[Request]()
-    told: dict[Request, list[int]] = {request: [] for request in requests}
+    tokens: dict[Request, list[int]] = {request: [] for request in requests}
     for _ in range(5000):
         while left and random.random() < 0.5:
             engine.add(left.pop(0))
@@ -84,7 +84,7 @@ def test_tokens_are_those_without_guesses(
                 engine.abort(one)
         for event in engine.step():
             if isinstance(event, Token):
-                told[event.request].append(event.id)
+                tokens[event.request].append(event.id)
         assert_no_page_is_lost(engine.session.cache)
         if states:
             assert_no_page_is_lost(engine.session.slots)
@@ -92,7 +92,7 @@ def test_tokens_are_those_without_guesses(
             break
     for request in requests:
         own = known[request]
-        assert told[request] == request.output
+        assert tokens[request] == request.output
         if request in cancelled:
             assert request.output == own[: len(request.output)]
         else:

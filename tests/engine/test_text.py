@@ -78,10 +78,10 @@ def test_where_a_text_ends(texts: list[str], stops: list[str]) -> None:
         assert len("".join(texts[: taken - 1])) < len(expected) + len(by) <= len("".join(texts[:taken]))
     # What is held back could become a stop string, and all of it is needed for that.
     for n in range(1, taken + (by is None)):
-        so_far, seen = "".join(texts[:n]), "".join(shown[:n])
-        assert so_far.startswith(seen)
+        so_far, shown_so_far = "".join(texts[:n]), "".join(shown[:n])
+        assert so_far.startswith(shown_so_far)
         starts = [at for stop in stops for at in range(len(so_far)) if stop.startswith(so_far[at:])]
-        assert len(seen) == min([*starts, len(so_far)])
+        assert len(shown_so_far) == min([*starts, len(so_far)])
 
 
 @given(st.text("ab", max_size=24), st.text("ab", min_size=1, max_size=7))

@@ -90,11 +90,11 @@ def test_the_end_of_the_browser_ends_it(
 def test_the_browser_is_told_the_key_by_a_file_and_not_by_a_command_line(
     app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[str, str]] = []
+    openings: list[tuple[str, str]] = []
 
     def opened(address: str) -> None:
         with urllib.request.urlopen(address) as file:
-            seen.append((address, file.read().decode()))
+            openings.append((address, file.read().decode()))
 
     monkeypatch.setattr(app.shutil, "which", lambda name: None)
     monkeypatch.setattr(app.webbrowser, "open", opened)
@@ -102,7 +102,7 @@ def test_the_browser_is_told_the_key_by_a_file_and_not_by_a_command_line(
     server = app.Server()
     server.url = "http://127.0.0.1:1"
     app.show_browser(server, 0)
-    ((address, text),) = seen
+    ((address, text),) = openings
     assert server.key not in address and server.page in text
     assert list(tmp_path.iterdir()) == []
 

@@ -214,12 +214,12 @@ def test_what_is_finite(type: BlockType) -> None:
     exponents = np.full((256, type.nbytes), 0x77, np.uint8)
     exponents[:, -1] = range(256)  # of F32, F16 and BF16
     exponents[:, 0] = range(256)  # of MXFP4
-    seen = set()
+    finite = set()
     for block in np.concatenate([*blocks, exponents]):
         tensor = Tensor(type, (type.weights,), block[None])
         assert tensor.is_finite() == np.isfinite(tensor.dequantise()).all()
-        seen.add(tensor.is_finite())
-    assert seen == ({True} if type.name == "NVFP4" else {False, True})  # its scales are always finite
+        finite.add(tensor.is_finite())
+    assert finite == ({True} if type.name == "NVFP4" else {False, True})  # its scales are always finite
 
 
 def test_layout_of_q1_0() -> None:

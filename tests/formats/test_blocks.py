@@ -169,15 +169,15 @@ def test_a_finite_value_never_becomes_infinite(name: str, value: float) -> None:
         quantise(np.array([[1.0, value]]), name)
 
 
-@pytest.mark.parametrize("seen", ["Q8_K", "I32", "Q8_1", "q8_0", "", 15, 31, 255, -1])
-def test_an_unsupported_type_is_named_with_those_supported(seen: str | int) -> None:
+@pytest.mark.parametrize("type", ["Q8_K", "I32", "Q8_1", "q8_0", "", 15, 31, 255, -1])
+def test_an_unsupported_type_is_named_with_those_supported(type: str | int) -> None:
     with pytest.raises(BlockTypeError) as caught:
-        block_type(seen)
-    name = {15: "Q8_K"}.get(seen, str(seen))  # type: ignore[call-overload]
+        block_type(type)
+    name = {15: "Q8_K"}.get(type, str(type))  # type: ignore[call-overload]
     assert name in str(caught.value)
     assert all(supported in str(caught.value) for supported in BLOCK_TYPES)
     with pytest.raises(BlockTypeError):
-        quantise(np.ones((1, 256)), seen)  # type: ignore[arg-type]
+        quantise(np.ones((1, 256)), type)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
@@ -198,10 +198,10 @@ def test_types_that_do_not_run_are_found_too(type: BlockType) -> None:
     assert type.supported == (type.name in BLOCK_TYPES)
 
 
-@pytest.mark.parametrize("seen", ["q4_0", "", 31, -1])
-def test_a_type_that_ggml_lacks_is_named(seen: str | int) -> None:
+@pytest.mark.parametrize("type", ["q4_0", "", 31, -1])
+def test_a_type_that_ggml_lacks_is_named(type: str | int) -> None:
     with pytest.raises(BlockTypeError, match=r"does not exist: choose from F32, .*, Q2_K, "):
-        ggml_type(seen)
+        ggml_type(type)
 
 
 def test_a_type_that_is_only_listed_is_not_decoded() -> None:

@@ -118,12 +118,12 @@ def test_the_package_reads_our_tensors(tmp_path: Path) -> None:
         write_gguf(path, metadata, tensors)
         reader = gguf.GGUFReader(path)
         assert [tensor.name for tensor in reader.tensors] == list(tensors)
-        for seen in reader.tensors:
-            tensor = tensors[seen.name]
-            assert seen.tensor_type.name == tensor.type.name
-            assert tuple(int(n) for n in seen.shape) == tensor.shape[::-1]
-            assert np.array_equal(seen.data.view(np.uint8).ravel(), tensor.data.ravel())
-            assert seen.data_offset % (alignment or 32) == 0
+        for read_tensor in reader.tensors:
+            tensor = tensors[read_tensor.name]
+            assert read_tensor.tensor_type.name == tensor.type.name
+            assert tuple(int(n) for n in read_tensor.shape) == tensor.shape[::-1]
+            assert np.array_equal(read_tensor.data.view(np.uint8).ravel(), tensor.data.ravel())
+            assert read_tensor.data_offset % (alignment or 32) == 0
         with open_gguf(path) as file:
             for name, tensor in tensors.items():
                 loaded = file.load(name)
@@ -234,7 +234,7 @@ def test_magic_and_version(magic: str, version: int, tmp_path: Path) -> None:
         assert np.array_equal(file.load("w").data, tensor.data)
     # PowerInfer's files are GGUF except for the magic, so the package reads them once it is put back.
     path.write_bytes(b"GGUF" + path.read_bytes()[4:])
-    assert [seen.name for seen in gguf.GGUFReader(path).tensors] == ["w"]
+    assert [read_tensor.name for read_tensor in gguf.GGUFReader(path).tensors] == ["w"]
 
 
 PLAIN = st.one_of(

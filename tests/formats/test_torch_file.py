@@ -39,8 +39,8 @@ def test_values_types_and_strides(tmp_path: Path) -> None:
         for key, values in enumerate(data):
             file.writestr(f"x/data/{key}", values)
     opened = TorchState(path)
-    seen = {name: (tensor.dtype, tensor.shape) for name, tensor in opened.tensors.items()}
-    assert seen == {
+    types = {name: (tensor.dtype, tensor.shape) for name, tensor in opened.tensors.items()}
+    assert types == {
         "a.weight": ("F32", (3, 4)), "half": ("F16", (3, 4)), "brain": ("BF16", (1, 2)),
         "turned": ("F32", (3, 4)),
     }  # fmt: skip

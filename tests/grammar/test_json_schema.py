@@ -251,8 +251,8 @@ def test_each_schema_is_looked_at_once_however_many_refer_to_it(monkeypatch: pyt
         for i in range(9)
     }
     found = json_schema._target
-    seen: list[str] = []
-    monkeypatch.setattr(json_schema, "_target", lambda *each: seen.append(each[1]) or found(*each))
+    references: list[str] = []
+    monkeypatch.setattr(json_schema, "_target", lambda *each: references.append(each[1]) or found(*each))
     looked = schema_rewriting._Rewriting._schema
     looks: list[str] = []
     monkeypatch.setattr(
@@ -260,11 +260,11 @@ def test_each_schema_is_looked_at_once_however_many_refer_to_it(monkeypatch: pyt
     )
     for definitions in (doubled, mutual):
         schema = {"$defs": definitions, "$ref": "#/$defs/d0"}
-        seen.clear()
+        references.clear()
         looks.clear()
         with pytest.raises(GrammarError, match="nothing finite matches"):
             read(schema)
-        assert 0 < len(seen) <= 2 * json.dumps(schema).count("$ref")
+        assert 0 < len(references) <= 2 * json.dumps(schema).count("$ref")
         assert 0 < len(looks) <= 3 * json.dumps(schema).count("{")
 
 
@@ -286,12 +286,12 @@ def test_references_of_what_is_referred_to_are_checked_too() -> None:
 
 
 def test_what_is_for_readers_is_left_out() -> None:
-    told = {
+    annotations = {
         "title": "t", "description": "d", "default": 1, "examples": [1], "$comment": "c", "deprecated": True,
         "readOnly": True, "writeOnly": False, "x-order": 3, "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "https://example.com/it", "contentEncoding": "base64", "unevaluatedProperties": True,
     }  # fmt: skip
-    assert read({"type": "string", **told}).schema == {"type": "string"}
+    assert read({"type": "string", **annotations}).schema == {"type": "string"}
     # Where such a word is the name of a property it is one.
     named = {"type": "object", "properties": {"title": {"type": "string", "title": "T"}}}
     assert read(named).schema == {

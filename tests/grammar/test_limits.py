@@ -203,7 +203,7 @@ class Failed:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             "panic: called `Option::unwrap()` on a `None` value\n<backtrace>\n 0: <unknown>",
@@ -214,11 +214,11 @@ class Failed:
         ("something\x1b[1m {new}\n<non-verbose/>", "cannot continue: something\\x1b[1m {new}"),
     ],
 )
-def test_what_the_library_says_reaches_clients_in_one_line(words: str, told: str) -> None:
+def test_what_the_library_says_reaches_clients_in_one_line(words: str, message: str) -> None:
     matcher = Matcher(Failed(words), 10)  # type: ignore[arg-type]
     with pytest.raises(GrammarError) as caught:
         matcher.consume([1])
-    assert told in str(caught.value) and str(caught.value).isprintable() and "|" not in str(caught.value)
+    assert message in str(caught.value) and str(caught.value).isprintable() and "|" not in str(caught.value)
 
 
 # --- what only an answer finds ------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Running:
         self.error: BaseException | None = None
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._told: list[Any] = []
+        self._messages: list[Any] = []
         self.loop = EngineThread(self.engine, self._commands, self._tell, constraint)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -58,15 +58,15 @@ class Running:
     def wait(self, ready: Callable[[], Any]) -> Any:
         """Until this is true of what was told."""
         with self._changed:
-            assert self._changed.wait_for(ready, LIMIT_S), self._told
+            assert self._changed.wait_for(ready, LIMIT_S), self._messages
             return ready()
 
     def pieces(self, id: int) -> list[Piece]:
-        steps = [each for each in self._told if isinstance(each, Step)]
+        steps = [each for each in self._messages if isinstance(each, Step)]
         return [piece for step in steps for own, piece in step.pieces if own == id]
 
     def failures(self, id: int) -> list[Failure]:
-        steps = [each for each in self._told if isinstance(each, Step)]
+        steps = [each for each in self._messages if isinstance(each, Step)]
         return [failure for step in steps for failure in step.failures if failure.id == id]
 
     def done(self, id: int) -> Generation:
@@ -87,7 +87,9 @@ class Running:
         return self.wait(lambda: self.answer(id))
 
     def answer(self, id: int) -> Any:
-        return next((each.stats for each in self._told if isinstance(each, Stats) and each.id == id), None)
+        return next(
+            (each.stats for each in self._messages if isinstance(each, Stats) and each.id == id), None
+        )
 
     def close(self) -> None:
         self.put(Close())
@@ -96,7 +98,7 @@ class Running:
 
     def _tell(self, message: Any) -> None:
         with self._changed:
-            self._told.append(message)
+            self._messages.append(message)
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -199,10 +201,10 @@ def test_jobs_that_come_at_once_start_between_steps(
     for id in (11, 12, 13, 14):
         commands.put(Submit(id, Job([id], GREEDY, max_tokens=5, ignore_eos=True)))
     commands.put(Abort(13))
-    told: list[Any] = []
+    messages: list[Any] = []
 
     def tell(message: Any) -> None:
-        told.append(message)
+        messages.append(message)
         if any(piece.finish_reason for id, piece in message.pieces if id == 14):
             commands.put(Close())
 
@@ -238,10 +240,10 @@ def test_a_request_that_cannot_go_on_ends_alone(model: LoadedModel) -> None:
 
 
 def test_steps_of_others_go_on_while_a_grammar_is_compiled(model: LoadedModel) -> None:
-    may_compile, seen = threading.Event(), []
+    may_compile, compiled = threading.Event(), []
 
     def constraint(grammar: Grammar) -> Any:
-        seen.append(grammar.source)
+        compiled.append(grammar.source)
         assert may_compile.wait(LIMIT_S)
         if grammar.source == "wrong":
             raise RequestError("wrong", "invalid_grammar")
@@ -254,7 +256,7 @@ def test_steps_of_others_go_on_while_a_grammar_is_compiled(model: LoadedModel) -
         running.put(Submit(id, own))
     running.put(Submit(4, job))
     running.done(4)  # before any of the others
-    running.wait(lambda: seen == ["too late"])
+    running.wait(lambda: compiled == ["too late"])
     running.put(Abort(3), Abort(5))
     assert running.stats(8).running == 0
     may_compile.set()
@@ -262,7 +264,7 @@ def test_steps_of_others_go_on_while_a_grammar_is_compiled(model: LoadedModel) -
     assert running.failed(2).code == "invalid_grammar"
     running.close()
     assert not any(running.pieces(id) or running.failures(id) for id in (3, 5))
-    assert seen == ["too late", "right", "wrong"]
+    assert compiled == ["too late", "right", "wrong"]
 
 
 def test_a_grammar_that_is_being_compiled_does_not_hold_up_closing(model: LoadedModel) -> None:

@@ -54,7 +54,7 @@ class Process:
         )
         assert self.child.stdin and self.child.stdout
         self.stdin = self.child.stdin
-        self.told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._reader = Reader(os.dup(self.child.stdout.fileno()))
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -66,7 +66,7 @@ class Process:
 
     def wait(self, kind: type[Any]) -> Any:
         while True:
-            message = self.told.get(timeout=LIMIT_S)
+            message = self.messages.get(timeout=LIMIT_S)
             assert message is not None, self.errors()
             if isinstance(message, kind):
                 return message
@@ -90,8 +90,8 @@ class Process:
 
     def _read(self) -> None:
         while (found := self._reader.read()) is not None:
-            self.told.put(decode(*found))
-        self.told.put(None)
+            self.messages.put(decode(*found))
+        self.messages.put(None)
 
 
 @pytest.fixture

@@ -53,12 +53,12 @@ def kept(folder: Path) -> set[str]:
 
 def test_a_model_comes_whole_and_runs(remote: FakeHub, tmp_path: Path) -> None:
     remote.add("own/fable", **{"fable.gguf": model_path().read_bytes(), "README.md": b"text"})
-    seen: list[tuple[int, int]] = []
-    pulled = hub.pull(parse("own/fable"), lambda done, total: seen.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    pulled = hub.pull(parse("own/fable"), lambda done, total: reports.append((done, total)))
     size = model_path().stat().st_size
     assert pulled.path.read_bytes() == model_path().read_bytes()
     assert (pulled.nbytes, pulled.downloaded, pulled.files) == (size, size, ("fable.gguf",))
-    assert seen[-1] == (size, size) and seen == sorted(seen)
+    assert reports[-1] == (size, size) and reports == sorted(reports)
     folder = tmp_path / "cache" / "models--own--fable"
     digest = hashlib.sha256(model_path().read_bytes()).hexdigest()
     names = {f"blobs/{digest}", f"snapshots/{COMMITS[0]}/fable.gguf", "refs/main"}
@@ -140,21 +140,21 @@ def test_a_download_that_was_cut_goes_on(remote: FakeHub, tmp_path: Path) -> Non
     there = partial.stat().st_size
     assert 250_000 < there <= 300_000 and partial.read_bytes() == DATA[:there]
     remote.down = False
-    seen: list[int] = []
-    pulled = hub.pull(parse("own/name"), lambda done, total: seen.append(done))
+    done_bytes: list[int] = []
+    pulled = hub.pull(parse("own/name"), lambda done, total: done_bytes.append(done))
     assert pulled.path.read_bytes() == DATA
     assert remote.bodies == [("m.gguf", 0), ("m.gguf", there)]
-    assert not partial.exists() and seen[-1] == len(DATA)
+    assert not partial.exists() and done_bytes[-1] == len(DATA)
 
 
 def test_a_file_comes_in_pieces(remote: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer need be longer than a hub gives, however long the file is."""
     remote.add("own/name", **{"m.gguf": DATA})
     monkeypatch.setattr(hub, "_PIECE", 400_000)
-    seen: list[tuple[int, int]] = []
-    assert hub.pull(parse("own/name"), lambda *each: seen.append(each)).path.read_bytes() == DATA
+    reports: list[tuple[int, int]] = []
+    assert hub.pull(parse("own/name"), lambda *each: reports.append(each)).path.read_bytes() == DATA
     assert remote.bodies == [("m.gguf", 0), ("m.gguf", 400_000), ("m.gguf", 800_000)]
-    assert seen == sorted(seen) and seen[-1] == (len(DATA), len(DATA))
+    assert reports == sorted(reports) and reports[-1] == (len(DATA), len(DATA))
 
 
 def test_a_connection_that_breaks_is_made_again(remote: FakeHub) -> None:
@@ -184,7 +184,7 @@ def test_a_hub_that_sends_all_again(remote: FakeHub) -> None:
 
 
 @pytest.mark.parametrize("length", [len(DATA), len(DATA) + 5])
-def test_what_lies_there_of_another_file(remote: FakeHub, tmp_path: Path, length: int) -> None:
+def test_a_partial_file_of_another_download(remote: FakeHub, tmp_path: Path, length: int) -> None:
     """A partial file as long as the whole one, or longer, with other bytes."""
     remote.add("own/name", **{"m.gguf": DATA})
     blobs = tmp_path / "cache" / "models--own--name" / "blobs"

@@ -117,7 +117,7 @@ def test_attention_with_options(backend: Backend, type: str, head_dim: int, kind
 
 @pytest.mark.parametrize("type", ["f16", "q8_0", "f32"])
 @pytest.mark.parametrize("window", [1, 3, 30, 64, 256, 300])
-def test_what_lies_before_the_window_is_not_read(backend: Backend, window: int, type: str) -> None:
+def test_positions_before_the_window_are_not_read(backend: Backend, window: int, type: str) -> None:
     """It may be NaN: in other splits, in other pages, in the same four positions."""
     for position in (0, 2, 31, 255, 256, 300, 511, 515, 700):
         for decode in (True, False):
@@ -207,10 +207,12 @@ def test_rows_of_a_block_see_nothing_of_each_others_positions(
 
     good = attend(None)
     for broken in (240, 255, 271, 299):
-        seen = np.array([r.position >= broken and r.position - broken < (window or 1000) for r in rows])
+        sees_broken = np.array(
+            [r.position >= broken and r.position - broken < (window or 1000) for r in rows]
+        )
         got = attend(broken)
-        same_bits(got[~seen], good[~seen])
-        assert np.isnan(got[seen]).all()
+        same_bits(got[~sees_broken], good[~sees_broken])
+        assert np.isnan(got[sees_broken]).all()
 
 
 BIT_KINDS = (

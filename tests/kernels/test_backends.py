@@ -165,10 +165,10 @@ def calls(backend: Backend) -> Calls:
             {"x": rows(d), "mask": words()},
         ),
         "ffn": (
-            lambda x, out, mask, fired: backend.ffn(
-                FFNCall(x, weights, batch, out, skip=True, mask=mask, active=fired)
+            lambda x, out, mask, active: backend.ffn(
+                FFNCall(x, weights, batch, out, skip=True, mask=mask, active=active)
             ),
-            {"x": rows(d), "out": rows(d), "mask": words(), "fired": words()},
+            {"x": rows(d), "out": rows(d), "mask": words(), "active": words()},
         ),
         "router": (
             lambda x, ids, factors: backend.router(

@@ -90,7 +90,7 @@ def hot_of(key: object) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("seed", "rows", "neurons_at_once"), [(1, 1, 500), (2, 2, 60), (3, 4, 1), (4, 1, 60)]
 )
-def test_rows_that_fire_are_read(seed: int, rows: int, neurons_at_once: int, tmp_path: Path) -> None:
+def test_rows_of_active_neurons_are_read(seed: int, rows: int, neurons_at_once: int, tmp_path: Path) -> None:
     """Except gates near 0, which rounding decides."""
     whole, lying = stored(tmp_path, "F32")
     hot = hot_of(seed)
@@ -105,8 +105,8 @@ def test_rows_that_fire_are_read(seed: int, rows: int, neurons_at_once: int, tmp
             given = x[(ids == expert).any(axis=1)].astype(np.float64)
             values = given @ gates[expert].T
             for counts, bound in ((least, 1e-5), (most, -1e-5)):
-                fires = (values > bound).any(axis=0)
-                counts += fires[: hot[expert]].sum(), fires[hot[expert] :].sum()
+                active = (values > bound).any(axis=0)
+                counts += active[: hot[expert]].sum(), active[hot[expert] :].sum()
     found = cold.ops.disk_counts()
     assert found is not None and least.sum() > 100 and most.sum() - least.sum() < 5
     assert (least <= (found.hits, found.misses)).all() and (most >= (found.hits, found.misses)).all()
@@ -213,10 +213,10 @@ def resident_bytes(address: int, nbytes: int) -> int:
     """How much of a memory there is a page for."""
     page = mmap.PAGESIZE
     first, end = -(-address // page) * page, (address + nbytes) // page * page
-    seen = np.zeros((end - first) // page, np.uint8)
-    to = ctypes.c_void_p(seen.ctypes.data)
+    pages = np.zeros((end - first) // page, np.uint8)
+    to = ctypes.c_void_p(pages.ctypes.data)
     assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(end - first), to)
-    return int((seen & 1).sum()) * page
+    return int((pages & 1).sum()) * page
 
 
 def test_memory_of_cold_rows_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def rows_for(make: tuple[Any, ...], count: int, start: int = 0) -> np.ndarray:
 class Truth:
     out: np.ndarray
     bounds: np.ndarray
-    fired: list[np.ndarray]  # of each expert [rows, N]; False where it was not chosen
+    active: list[np.ndarray]  # of each expert [rows, N]; False where it was not chosen
     gated: list[np.ndarray]  # whose gates fire, likewise
     sure: list[np.ndarray]
 
@@ -79,8 +79,8 @@ def truth_of(
 ) -> Truth:
     """Row by row, expert by expert, in float64."""
     out, bounds = np.zeros(x.shape), np.full((len(x), 1), 1e-30)
-    fired = [np.zeros(c.shape, np.bool_) for c in candidates]
-    gated, sure = [f.copy() for f in fired], [np.ones(f.shape, np.bool_) for f in fired]
+    active = [np.zeros(c.shape, np.bool_) for c in candidates]
+    gated, sure = [f.copy() for f in active], [np.ones(f.shape, np.bool_) for f in active]
     for e, tensors in enumerate(layer.experts):
         rows, places = np.nonzero(ids == e)
         if not len(rows):
@@ -94,10 +94,10 @@ def truth_of(
         answer = ffn(x[rows], tensors, candidates[e][rows])
         out[rows] += factor * answer.out.values
         bounds[rows] += factor * np.max(answer.out.bounds, axis=1, keepdims=True)
-        fired[e][rows] = answer.coefficients != 0
-        gated[e][rows] = answer.fires & candidates[e][rows]
+        active[e][rows] = answer.coefficients != 0
+        gated[e][rows] = answer.active_gates & candidates[e][rows]
         sure[e][rows] = (answer.coefficients == 0) | (np.abs(answer.coefficients) > 1e-6)
-    return Truth(out, bounds, fired, gated, sure)
+    return Truth(out, bounds, active, gated, sure)
 
 
 def words_of(bits: list[np.ndarray]) -> np.ndarray:
@@ -122,8 +122,8 @@ def run(
     buffer[:], buffer[: len(x)], out[:] = np.nan, x, 7
     ids, factors = backend.zeros((rows, k), np.int32), backend.zeros((rows, k))
     ids[:], ids[: len(x)], factors[: len(x)] = -5, chosen[0], chosen[1]
-    fired = backend.zeros((rows, weights.words), np.uint64)
-    fired[:] = 5
+    active = backend.zeros((rows, weights.words), np.uint64)
+    active[:] = 5
     words = None
     if mask is not None:
         words = backend.zeros((rows, weights.words + 1), np.uint64)  # the last is another's
@@ -133,11 +133,11 @@ def run(
     options: dict[str, Any] = {"skip": skip, "mask": words, "accumulate": accumulate}
     backend.ffn(
         FFNCall(
-            buffer, weights, batch, out, active=fired, stats=stats, chosen=Chosen(ids, factors), **options
+            buffer, weights, batch, out, active=active, stats=stats, chosen=Chosen(ids, factors), **options
         )
     )
-    assert (out[len(x) :] == 7).all() and (fired[decode:] == 5).all() and not stats.counts[0].any()
-    return out[: len(x)].copy(), fired[:decode].copy(), stats.counts[1].tolist()
+    assert (out[len(x) :] == 7).all() and (active[decode:] == 5).all() and not stats.counts[0].any()
+    return out[: len(x)].copy(), active[:decode].copy(), stats.counts[1].tolist()
 
 
 @functools.cache
@@ -163,14 +163,16 @@ def check(backend: Backend, *make: Any, steps: Sequence[tuple[int, int]] = STEPS
         masked, skip = at % 2 == 1, sparse and at % 3 != 1
         x, chosen, candidates, truth = expectation(make, decode, prompt, masked=masked)
         mask = words_of([each[:decode] for each in candidates]) if masked else None
-        out, fired, counts = run(backend, weights, x, decode, chosen, skip=skip, mask=mask, accumulate=masked)
+        out, active, counts = run(
+            backend, weights, x, decode, chosen, skip=skip, mask=mask, accumulate=masked
+        )
         excess = np.abs(out - (truth.out + 7 * masked)) / (truth.bounds + 7e-6 * masked)
         assert np.isfinite(out).all() and excess.max(initial=0) <= 1, (decode, prompt, excess.max())
         for e, (first, end) in enumerate(pairwise(layer.word_begins)):
             if end > first and decode:
-                seen = to_bits(fired[:, first:end], layer.sizes[e])
+                got = to_bits(active[:, first:end], layer.sizes[e])
                 sure = truth.sure[e][:decode]
-                np.testing.assert_array_equal(seen[sure], truth.fired[e][:decode][sure])
+                np.testing.assert_array_equal(got[sure], truth.active[e][:decode][sure])
         expected = [0] * 5 if prompt else counted(layer, truth, candidates, chosen[0], skip=skip)
         assert counts == expected, (decode, prompt, skip, masked)
 
@@ -185,7 +187,7 @@ def counted(
         if tensors is None or not len(rows):
             continue
         named = candidates[e][rows]
-        gated, added = (truth.gated[e][rows], truth.fired[e][rows]) if skip else (named, named)
+        gated, added = (truth.gated[e][rows], truth.active[e][rows]) if skip else (named, named)
         ups = gated if tensors.gate is not None else gated[:0]
         read = [int(which.any(axis=0).sum()) for which in (named, ups, added)]
         runs, by_output = 0, tensors.down_layout == "by_output"

@@ -125,22 +125,22 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
         if masked:
             candidates[:decode] = random.random((decode, n)) < 0.3
         truth = ffn(x, tensors, candidates)
-        mask, fired = (backend.zeros((batch.limits.tokens, -(-n // 64)), np.uint64) for _ in range(2))
+        mask, active = (backend.zeros((batch.limits.tokens, -(-n // 64)), np.uint64) for _ in range(2))
         mask[:decode] = to_words(candidates[:decode])
-        fired[:] = 5
+        active[:] = 5
         out, stats = filled(backend, batch.limits.tokens, d), FFNStats(backend.zeros((3, 5), np.int64), 1)
         options: dict[str, Any] = {"skip": skip, "mask": mask if masked else None, "accumulate": masked}
         backend.ffn(
-            FFNCall(buffers(backend, batch, x), weights, batch, out, active=fired, stats=stats, **options)
+            FFNCall(buffers(backend, batch, x), weights, batch, out, active=active, stats=stats, **options)
         )
         expected = replace(truth.out, values=truth.out.values + 7 * masked)
         expected.check(out[: len(x)], (n, d, skip, masked, decode, prompt))
         assert (out[len(x) :] == 7).all()
-        fires, nonzero = (candidates & truth.fires)[:decode], truth.coefficients[:decode] != 0
+        active_gates, nonzero = (candidates & truth.active_gates)[:decode], truth.coefficients[:decode] != 0
         # A smooth activation of a far negative gate is zero in float32 alone.
         sure = ~nonzero | (np.abs(truth.coefficients[:decode]) > 1e-6)
-        np.testing.assert_array_equal(to_bits(fired[:decode], n)[sure], nonzero[sure])
-        counted, added = (fires, nonzero) if skip else (candidates[:decode], candidates[:decode])
+        np.testing.assert_array_equal(to_bits(active[:decode], n)[sure], nonzero[sure])
+        counted, added = (active_gates, nonzero) if skip else (candidates[:decode], candidates[:decode])
         gated = tensors.gate is not None
         read = [
             int(rows.any(axis=0).sum())

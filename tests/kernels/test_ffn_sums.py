@@ -37,10 +37,10 @@ def tree_sum(values: list[Floats]) -> Floats:
     return values[0]
 
 
-def expected_sum(down: Floats, fires: np.ndarray) -> Floats:
+def expected_sum(down: Floats, active: np.ndarray) -> Floats:
     """Sums the rows of ``down`` that fire, ``[T, N]`` -> ``[T, D]``, each operation in float32."""
     out = []
-    for row in fires:
+    for row in active:
         leaves = []
         for leaf in leaves_of(len(down)):
             total = np.zeros(down.shape[1], np.float32)
@@ -61,15 +61,15 @@ def layer(backend: Backend, down: Floats) -> FFNWeights:
     )
 
 
-def run(backend: Backend, weights: FFNWeights, fires: np.ndarray) -> Floats:
+def run(backend: Backend, weights: FFNWeights, active: np.ndarray) -> Floats:
     """As decode rows, whose masks name what fires."""
-    batch = plain_batch(backend, len(fires))
+    batch = plain_batch(backend, len(active))
     rows = batch.limits.tokens
     x, out = backend.zeros((rows, DIM)), backend.zeros((rows, DIM))
-    mask = backend.zeros((rows, -(-fires.shape[1] // 64)), np.uint64)
-    x[:, 0], mask[: len(fires)] = 1, to_words(fires)
+    mask = backend.zeros((rows, -(-active.shape[1] // 64)), np.uint64)
+    x[:, 0], mask[: len(active)] = 1, to_words(active)
     backend.ffn(FFNCall(x, weights, batch, out, skip=True, mask=mask))
-    return out[: len(fires)].copy()
+    return out[: len(active)].copy()
 
 
 def of_all_magnitudes(neurons: int, *key: object) -> Floats:
@@ -84,12 +84,12 @@ def test_leaves_are_summed_in_a_tree(open_exact: OpenBackend, neurons: int) -> N
     """With gaps of every size in what fires, whatever the threads; and the order does matter here."""
     down = of_all_magnitudes(neurons)
     random = rng("fires", neurons)
-    fires = random.random((4, neurons)) < np.array([[1.0], [0.5], [0.01], [0.5]])
-    fires[3, neurons // 5 : neurons // 2] = False
-    expected = expected_sum(down, fires)
+    active = random.random((4, neurons)) < np.array([[1.0], [0.5], [0.01], [0.5]])
+    active[3, neurons // 5 : neurons // 2] = False
+    expected = expected_sum(down, active)
     for threads in THREADS:
         backend = open_exact(threads)
-        np.testing.assert_array_equal(run(backend, layer(backend, down), fires), expected)
+        np.testing.assert_array_equal(run(backend, layer(backend, down), active), expected)
     if neurons > 1000:
         in_turn = np.add.accumulate(down)[-1]
         assert (in_turn != expected[0]).any()
@@ -101,14 +101,14 @@ def test_the_piece_of_work_changes_no_sum(
     open_every: list[Callable[[int], Backend]], neurons: int, rows: int, seed: int
 ) -> None:
     down = of_all_magnitudes(neurons, seed)
-    fires = rng("fires", neurons, seed).random((rows, neurons)) < 0.3
+    active = rng("fires", neurons, seed).random((rows, neurons)) < 0.3
     for open_cpu in open_every:
-        alone = [run(b := open_cpu(1), layer(b, down), fires[t : t + 1])[0] for t in range(min(rows, 2))]
+        alone = [run(b := open_cpu(1), layer(b, down), active[t : t + 1])[0] for t in range(min(rows, 2))]
         for threads in THREADS:
             backend = open_cpu(threads)
-            together = run(backend, layer(backend, down), fires)
+            together = run(backend, layer(backend, down), active)
             np.testing.assert_array_equal(together[: len(alone)], alone)
-            np.testing.assert_array_equal(together, run(open_cpu(1), layer(open_cpu(1), down), fires))
+            np.testing.assert_array_equal(together, run(open_cpu(1), layer(open_cpu(1), down), active))
 
 
 @pytest.mark.parametrize("neurons", [64, 200, 64 * 13, 64 * 140 + 1])
@@ -120,8 +120,8 @@ def test_a_prompt_row_is_summed_as_a_decode_row(open_exact: OpenBackend, neurons
     up[neurons // 3 : neurons // 2] = 0
     tensors = FFNTensors(None, quantise(up, "F32"), quantise(down, "F32"), "by_neuron", "relu")
     rows = np.eye(4, DIM, dtype=np.float32)[np.arange(70) % 4]
-    fires = rows @ up.T > 0
-    expected = expected_sum(down, fires[:4])[np.arange(70) % 4]
+    active = rows @ up.T > 0
+    expected = expected_sum(down, active[:4])[np.arange(70) % 4]
     backend = open_exact()
     weights = backend.ffn_weights(tensors)
     for decode in (0, 16):

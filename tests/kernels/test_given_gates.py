@@ -31,11 +31,11 @@ def run(backend: Backend, weights: Any, x: Any, gates: Any, step: tuple[int, int
     """Returns the result, what fired, and the counts."""
     batch, words = plain_batch(backend, *step), weights.words
     given = [buffers(backend, batch, each) for each in (x, gates)]
-    out, fired = backend.zeros(given[0].shape), backend.zeros((batch.limits.tokens, words), np.uint64)
+    out, active = backend.zeros(given[0].shape), backend.zeros((batch.limits.tokens, words), np.uint64)
     out[:], stats = 7, FFNStats(backend.zeros((1, 5), np.int64))
-    backend.ffn(FFNCall(given[0], weights, batch, out, gates=given[1], active=fired, stats=stats, **options))
+    backend.ffn(FFNCall(given[0], weights, batch, out, gates=given[1], active=active, stats=stats, **options))
     assert (out[len(x) :] == 7).all()
-    return np.array(out[: len(x)]), fired[: step[0]], stats.counts[0].tolist()
+    return np.array(out[: len(x)]), active[: step[0]], stats.counts[0].tolist()
 
 
 @pytest.mark.parametrize("types", TYPES, ids=lambda types: " ".join(dict.fromkeys(types)))
@@ -61,13 +61,13 @@ def test_against_an_ffn_with_these_gates(backend: Backend, layout: str, types: t
             mask = backend.zeros((plain_batch(backend, *step).limits.tokens, weights.words), np.uint64)
             mask[:decode] = to_words(candidates[:decode])
             options = {"skip": skip, "mask": mask if masked else None}
-            out, fired, counts = run(backend, weights, x, gates, step, **options)
+            out, active, counts = run(backend, weights, x, gates, step, **options)
             truth.out.check(out, (n, d, skip, masked, step))
             added = truth.coefficients[:decode] != 0
-            np.testing.assert_array_equal(to_bits(fired, n), added)
+            np.testing.assert_array_equal(to_bits(active, n), added)
             if step[1]:
                 continue
-            read = (candidates & truth.fires if skip else candidates)[:decode].any(axis=0).sum()
+            read = (candidates & truth.active_gates if skip else candidates)[:decode].any(axis=0).sum()
             assert counts[:2] == [n if dense else read, 0]
             assert counts[3] == (added if skip else candidates[:decode]).sum()
 

@@ -44,7 +44,7 @@ def see(monkeypatch: pytest.MonkeyPatch) -> See:
         ((replace(CARD, kind="virtual"), replace(CARD, kind="other")), None),
     ],
 )
-def test_a_discrete_card_then_an_integrated_one_never_a_software_driver(
+def test_a_discrete_gpu_then_an_integrated_one_never_a_software_driver(
     devices: tuple[GPU, ...], expected: GPU | None, see: See
 ) -> None:
     see(*devices, reason="" if devices else "no driver")

@@ -335,12 +335,12 @@ def test_how_far_weights_are_fetched_changes_nothing(isa: str) -> None:
     weights = [backend.ffn_weights(tensors_of("Q4_0", "relu", layout)) for layout in LAYOUTS]
     mask = rng("masks").random((5, shape_of("Q4_0")[0])) < 0.2
     runs = [(each, some) for each in weights for some in (None, mask)]
-    seen, own = [], _native.fetching()
+    results, own = [], _native.fetching()
     try:
         for fetching in (own, (0, 1), (64, 2), (1000, 1), (1 << 20, 2)):
             _native.set_fetching(*fetching)
-            seen.append(np.vstack([run_ffn(backend, each, x, 2, some, skip=True) for each, some in runs]))
+            results.append(np.vstack([run_ffn(backend, each, x, 2, some, skip=True) for each, some in runs]))
     finally:
         _native.set_fetching(*own)
-    for other in seen[1:]:
-        same_bits(other, seen[0])
+    for other in results[1:]:
+        same_bits(other, results[0])

@@ -220,9 +220,9 @@ def test_a_backend_takes_stored_tensors_as_loaded_ones(name: str, tmp_path: Path
             stored.take_rows(slice(20, -3)),
             stored.take_columns(columns),
         ):
-            seen, expected = backend._packer.matrix(part), backend._packer.matrix(part.load())
-            assert seen.shape == expected.shape == part.shape and seen.nbytes == expected.nbytes
-            assert seen.rows.packed() == expected.rows.packed() == packed_rows(part.load())
+            got, expected = backend._packer.matrix(part), backend._packer.matrix(part.load())
+            assert got.shape == expected.shape == part.shape and got.nbytes == expected.nbytes
+            assert got.rows.packed() == expected.rows.packed() == packed_rows(part.load())
 
 
 def test_where_there_is_no_pread_tensors_are_loaded_whole(

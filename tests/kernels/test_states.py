@@ -195,8 +195,8 @@ def test_the_state_after_each_row_that_decodes(backend: Backend, case: Case) -> 
 def test_any_number_of_threads_gives_the_same_bits(isa: str, case: Case) -> None:
     (wanted, kept), (outs, state) = (case.whole(open_one(f"cpu-{isa}", threads)) for threads in (1, 3))
     np.testing.assert_array_equal(state, kept)
-    for seen, want in zip(outs, wanted, strict=True):
-        np.testing.assert_array_equal(seen, want)
+    for out, want in zip(outs, wanted, strict=True):
+        np.testing.assert_array_equal(out, want)
 
 
 def test_a_recorded_program_reads_slots_when_it_runs(backend: Backend) -> None:

@@ -42,19 +42,19 @@ def marked(backend: Backend, tensors: FFNTensors, x: Any, decode: int, candidate
     rows = batch.limits.tokens
     given, outs = backend.zeros((rows, x.shape[1])), [backend.zeros((rows, x.shape[1])) for _ in range(2)]
     given[: len(x)] = x
-    told, mask = (backend.zeros((rows, weights.words), np.uint64) for _ in range(2))
-    told[:] = 5
+    strongest, mask = (backend.zeros((rows, weights.words), np.uint64) for _ in range(2))
+    strongest[:] = 5
     options: dict[str, Any] = {"skip": False}
     if candidates is not None:
         mask[: len(x)] = to_words(candidates)
         options["mask"] = mask
-    for out, more in zip(outs, ({}, {"strongest": told}), strict=True):
+    for out, more in zip(outs, ({}, {"strongest": strongest}), strict=True):
         backend.ffn(FFNCall(given, weights, batch, out, **options, **more))
     np.testing.assert_array_equal(*(out.view(np.uint32) for out in outs))
-    assert (told[decode:] == 5).all()
+    assert (strongest[decode:] == 5).all()
     n = tensors.up.shape[0]
-    assert not to_bits(told[:decode], 64 * weights.words)[:, n:].any()
-    return to_bits(told[:decode], n)
+    assert not to_bits(strongest[:decode], 64 * weights.words)[:, n:].any()
+    return to_bits(strongest[:decode], n)
 
 
 @TELL
@@ -77,9 +77,9 @@ def test_the_tenth_that_works_hardest(backend: Backend, kind: FFNKind, types: tu
             least = np.sort(sizes, axis=1)[:, n - tenth][:, None]
             sure = np.abs(sizes - least) > 1e-4 * sizes.max(axis=1, keepdims=True)
             if least.min() > 0:
-                told = found.sum(axis=1)
-                assert told.min() == tenth
-                assert told.max() == tenth or kind.activation in CLAMPED  # which may be equal
+                counts = found.sum(axis=1)
+                assert counts.min() == tenth
+                assert counts.max() == tenth or kind.activation in CLAMPED  # which may be equal
             np.testing.assert_array_equal(found[sure], ((sizes > least) & (sizes > 0))[sure])
             np.testing.assert_array_equal(found[sizes == 0], False)
 
@@ -97,7 +97,7 @@ def test_equals_zeros_and_what_is_no_number(backend: Backend) -> None:
 
 
 def test_what_cannot_tell_it_refuses(backend: Backend) -> None:
-    x, told = np.ones((2, 32), np.float32), {"strongest": backend.zeros((8, 2), np.uint64)}
+    x, request = np.ones((2, 32), np.float32), {"strongest": backend.zeros((8, 2), np.uint64)}
     layer = make_layer(1, (32, 32), 32, ("F32",) * 3)
     ids, factors = backend.zeros((8, 1), np.int32), backend.zeros((8, 1))
     for tensors, options in (
@@ -109,4 +109,4 @@ def test_what_cannot_tell_it_refuses(backend: Backend) -> None:
         given, out = backend.zeros((batch.limits.tokens, 32)), backend.zeros((batch.limits.tokens, 32))
         given[:2] = x
         with pytest.raises(ValueError, match="the strongest neurons: "):
-            backend.ffn(FFNCall(given, weights, batch, out, skip=False, **options, **told))
+            backend.ffn(FFNCall(given, weights, batch, out, skip=False, **options, **request))

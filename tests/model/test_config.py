@@ -117,10 +117,10 @@ def test_a_factor_in_all_the_forms_that_files_have_it(
     config = read(metadata(**{f"rope__{key}": value for key, value in keys.items()}))
     assert [rope.linear_factor for rope in config.ropes] == [factor]
     assert all(rope.yarn is None for rope in config.ropes)
-    seen = (
+    note_begin = (
         "the file has llama.rope.scaling.factor 4 and no llama.rope.scaling.type: positions are divided by it"
     )
-    assert [note.startswith(seen) for note in config.notes] == [True] * guessed
+    assert [note.startswith(note_begin) for note in config.notes] == [True] * guessed
 
 
 def test_yarns_factor_may_have_the_old_name() -> None:
@@ -185,9 +185,9 @@ def of(architecture: str, **changes: Any) -> Config:
 
 def test_layers_with_a_window_have_a_rotation_of_their_own() -> None:
     scaled = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0, "attention__sliding_window": 8}
-    seen = of("gemma3", block_count=7, feed_forward_length=9, **scaled).mixers
-    assert [layer.window for layer in seen] == [8, 8, 8, 8, 8, None, 8]
-    kinds = {(layer.rope.base, layer.rope.linear_factor) for layer in seen if layer.rope}
+    mixers = of("gemma3", block_count=7, feed_forward_length=9, **scaled).mixers
+    assert [layer.window for layer in mixers] == [8, 8, 8, 8, 8, None, 8]
+    kinds = {(layer.rope.base, layer.rope.linear_factor) for layer in mixers if layer.rope}
     assert kinds == {(5000.0, 8.0), (10000.0, 1.0)}
     assert [rope.base for rope in of("gemma3", rope__freq_base_swa=70.0, **scaled).ropes] == [70]
     assert [(rope.base, rope.linear_factor) for rope in of("llama", **scaled).ropes] == [(5000, 8)]
@@ -209,17 +209,17 @@ def test_rotations_go_by_the_kind_of_layer_also_where_windows_reach_the_context(
 ) -> None:
     facts: dict[str, Any] = {"block_count": 8, "feed_forward_length": 9}
     facts |= {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
-    seen = of(architecture, **facts, attention__sliding_window=window).mixers
-    rotations = [layer.rope and (layer.rope.base, layer.rope.yarn is not None) for layer in seen]
+    mixers = of(architecture, **facts, attention__sliding_window=window).mixers
+    rotations = [layer.rope and (layer.rope.base, layer.rope.yarn is not None) for layer in mixers]
     assert rotations == ROTATIONS[architecture]
-    assert {layer.window for layer in seen} == ({95, None} if window < 96 else {None})
+    assert {layer.window for layer in mixers} == ({95, None} if window < 96 else {None})
     without = of(architecture, **facts, attention__sliding_window=0)
     assert {layer.rope and layer.rope.base for layer in without.mixers} == {5000.0}
 
 
 def test_layers_without_positions() -> None:
-    seen = of("smollm3", block_count=5, feed_forward_length=9).mixers
-    assert [layer.rope is None for layer in seen] == [False, False, False, True, False]
+    mixers = of("smollm3", block_count=5, feed_forward_length=9).mixers
+    assert [layer.rope is None for layer in mixers] == [False, False, False, True, False]
     assert of("opt").ropes == ()
 
 

@@ -205,18 +205,18 @@ def test_an_ffn_gets_the_residual_that_its_input_was_made_from(
     """PowerInfer's predictors read it; in a parallel block it is the layer's input, without attention."""
     monkeypatch.setitem(FAMILIES, "test", Family("test", "gelu", norm="layer", parallel=parallel))
     model = Model("test", layer_norm=True, interleaved=False, parallel=parallel)
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    inputs: list[tuple[np.ndarray, np.ndarray]] = []
 
     backend = open_backend("reference")
 
     def spy(normed: Buffer, residual: Buffer, batch: Batch, out: Buffer, *_: object) -> None:
         rows = [backend.read(each, 0, batch.n_tokens).copy() for each in (normed, residual)]
-        seen.append((rows[0], rows[1]))
+        inputs.append((rows[0], rows[1]))
 
     path = model.write(tmp_path / "model.gguf")
     Runner(path, backend, lambda *parts: [spy, spy]).run(TOKENS[:5])
-    assert len(seen) == 2
-    for i, (normed, residual) in enumerate(seen):
+    assert len(inputs) == 2
+    for i, (normed, residual) in enumerate(inputs):
         name = f"blk.{i}.{'attn' if parallel else 'ffn'}_norm"
         weight, bias = (model.tensors()[f"{name}.{part}"].dequantise() for part in ("weight", "bias"))
         centred = residual - residual.mean(axis=1, keepdims=True)

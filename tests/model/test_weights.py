@@ -40,10 +40,10 @@ class Collecting(ReferenceBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[Tensor, Floats | None]] = []
+        self.taken: list[tuple[Tensor, Floats | None]] = []
 
     def matrix(self, tensor: AnyTensor, bias: Floats | None = None) -> Matrix:
-        self.seen.append((tensor.load(), bias))
+        self.taken.append((tensor.load(), bias))
         return super().matrix(tensor, bias)
 
 
@@ -193,23 +193,23 @@ def test_down_stored_by_neuron(load: Callable[..., Weights], named: str) -> None
 
 def test_progress_counts_the_bytes_of_the_file(tmp_path: Path) -> None:
     path = Model(biases=True).write(tmp_path / "model.gguf")
-    seen: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     with open_gguf(path) as file:
         config = config_of(file)
         total = check_tensors(file, config)
         assert total == sum(info.nbytes for info in file.tensors.values())
-        load_weights(file, config, ReferenceBackend(), lambda done, all: seen.append((done, all)))
-    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
-    assert seen[-1] == (total, total) and {all for _, all in seen} == {total}
+        load_weights(file, config, ReferenceBackend(), lambda done, all: reports.append((done, all)))
+    assert [done for done, _ in reports] == sorted({done for done, _ in reports})
+    assert reports[-1] == (total, total) and {all for _, all in reports} == {total}
 
 
 def test_progress_of_the_cpu_counts_the_same(tmp_path: Path) -> None:
     path = Model(biases=True).write(tmp_path / "model.gguf")
-    seen: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     with open_gguf(path) as file:
         config = config_of(file)
-        load_weights(file, config, CPUBackend(2), lambda done, all: seen.append((done, all)))
-    assert len(seen) > 20 and seen == sorted(set(seen)) and seen[-1][0] == seen[-1][1]
+        load_weights(file, config, CPUBackend(2), lambda done, all: reports.append((done, all)))
+    assert len(reports) > 20 and reports == sorted(set(reports)) and reports[-1][0] == reports[-1][1]
 
 
 @pytest.mark.parametrize("backend", [ReferenceBackend, CPUBackend])
@@ -229,16 +229,16 @@ def test_a_file_cut_while_it_is_loaded(tmp_path: Path, backend: type[Backend]) -
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
 @pytest.mark.parametrize("backend", [ReferenceBackend, CPUBackend])
 def test_loading_can_be_interrupted(tmp_path: Path, backend: type[Backend]) -> None:
-    path, seen = Model().write(tmp_path / "model.gguf"), []
+    path, reports = Model().write(tmp_path / "model.gguf"), []
 
     def interrupt(done: int, total: int) -> None:
-        seen.append(done)
-        if len(seen) == 5:
+        reports.append(done)
+        if len(reports) == 5:
             signal.raise_signal(signal.SIGINT)
 
     with open_gguf(path) as file, pytest.raises(KeyboardInterrupt):
         load_weights(file, config_of(file), backend(), interrupt)
-    assert len(seen) == 5
+    assert len(reports) == 5
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0])
@@ -257,10 +257,10 @@ def test_a_fused_matrix_is_split_as_it_is(load: Callable[..., Weights]) -> None:
     """Rows of q, then of k, then of v; any block type, since rows are never cut."""
     model, backend = replace(FALCON, dim=96, head_dim=16, neurons=(64,), type="Q4_0"), Collecting()
     load(model, backend=backend)
-    seen, backend.seen = backend.seen, []
+    separate, backend.taken = backend.taken, []
     weights = load(model, fuse_qkv, backend=backend)
-    assert weights.layers[0].blocks[1].part.q.shape == (96, 96) and len(seen) == len(backend.seen)
-    for (tensor, bias), (other, other_bias) in zip(seen, backend.seen, strict=True):
+    assert weights.layers[0].blocks[1].part.q.shape == (96, 96) and len(separate) == len(backend.taken)
+    for (tensor, bias), (other, other_bias) in zip(separate, backend.taken, strict=True):
         np.testing.assert_array_equal(tensor.data, other.data)
         np.testing.assert_array_equal(bias, other_bias)
 

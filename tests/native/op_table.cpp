@@ -120,7 +120,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, co
     const auto x = random_floats(c.tokens * d);
     std::vector<float> out(size_t(c.tokens * d));
     const int64_t words = (n + 63) / 64;
-    std::vector<uint64_t> mask(size_t(c.tokens * words)), fired(mask.size()), strongest(mask.size());
+    std::vector<uint64_t> mask(size_t(c.tokens * words)), active(mask.size()), strongest(mask.size());
     for (uint64_t& m : mask) m = uint64_t(random_bits()) << 32 | random_bits();
     Ffn f{};
     if (c.gated) f.gate = gate.rows;
@@ -146,7 +146,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, co
     }
     f.max_leaves = kMaxLeaves;
     f.mask = {mask.data(), words};
-    f.fired = {fired.data(), words};
+    f.active = {active.data(), words};
     f.out = out.data();
     Program program(k, pool, s.batch, s.bounds);
     program.ffn(f, x.data(), f.by_output ? Masks{strongest.data(), words} : Masks{});
@@ -164,7 +164,7 @@ void test_ffn(const Kernels& k, std::shared_ptr<Pool> pool, const FfnCase& c, co
                 a *= c.activation == kDRelu ? std::max(u, 0.0) : u;
             h[size_t(i)] = named ? float(a) : 0;
             if (t < c.decode && can_skip(c.activation))
-                check("fired", c.type, n, double(fired[size_t(t * words + i / 64)] >> (i % 64) & 1),
+                check("active", c.type, n, double(active[size_t(t * words + i / 64)] >> (i % 64) & 1),
                       h[size_t(i)] != 0, 1);
         }
         if (f.by_output && t < c.decode) check_strongest(c.type, h, &strongest[size_t(t * words)]);

@@ -23,14 +23,14 @@ def test_a_disk_is_measured(way: str, tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(16 << 20)
-    told: list[tuple[int, int]] = []
-    found = measure_disk(path, lambda *each: told.append(each))
+    reports: list[tuple[int, int]] = []
+    found = measure_disk(path, lambda *each: reports.append(each))
     more = {4 << 10: 64, 64 << 10: 64, 512 << 10: 24} if way == "io_uring" else {}
     kinds = {(n, d) for n in SIZES for d in DEPTHS} | {*more.items()}
     assert {(each.nbytes, each.depth) for each in found.reads if not each.sequential} == kinds
     count = 1 + len(kinds)
     assert len(found.reads) == count and all(each.gb_s > 0 for each in found.reads)
-    assert told[0] == (0, count) and told[-1] == (count, count)
+    assert reports[0] == (0, count) and reports[-1] == (count, count)
     assert found.sequential_gb_s == found.reads[0].gb_s
     assert "8 at once" in str(found) and ("64 at once" in str(found)) == (way == "io_uring")
     assert found.way == ("by 8 threads" if way == "threads" else "by io_uring") and found.way in str(found)

@@ -47,16 +47,16 @@ def test_layers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CPUBackend(1)
     probe = NeuronProbe(backend, ProbePlan.from_sizes("Q4_0", 32, 3 * 18 * 320))
     assert probe.plan.widths == (128, 128, 64)
-    seen: list[tuple[int, bytes]] = []
+    calls: list[tuple[int, bytes]] = []
     layers = {id(layer): i for i, layer in enumerate(probe._layers)}
 
     def see(call: FFNCall) -> None:
-        seen.append((layers[id(call.weights)], call.mask.tobytes()))
+        calls.append((layers[id(call.weights)], call.mask.tobytes()))
 
     monkeypatch.setattr(backend, "ffn", see)
-    while len(seen) < 60:
+    while len(calls) < 60:
         probe.measure(0, backend, dense=False)
-    assert len(set(seen[:30])) == 30 and seen[30:] == seen[:30]
+    assert len(set(calls[:30])) == 30 and calls[30:] == calls[:30]
 
 
 @pytest.mark.parametrize("cache", [4, 32, 96, 260, 1024])

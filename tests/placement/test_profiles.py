@@ -58,13 +58,13 @@ def test_an_assumed_profile_is_a_power_law_in_every_expert() -> None:
         assert np.array_equal(layer.reshape(shape.experts, 100), [expected] * shape.experts)
 
 
-@pytest.mark.parametrize(("share", "seen"), [(1.5, "1.5"), (-0.25, "-0.25"), (np.nan, "nan")])
-def test_shares_that_are_none(tmp_path: Path, share: float, seen: str) -> None:
+@pytest.mark.parametrize(("share", "shown_share"), [(1.5, "1.5"), (-0.25, "-0.25"), (np.nan, "nan")])
+def test_shares_that_are_none(tmp_path: Path, share: float, shown_share: str) -> None:
     path = tmp_path / "x.profile.gguf"
     firing = [*profile.firing]
     firing[1] = np.full(sizes.neurons[1], share)
     write_profile(path, Profile(firing, "a text"), {"model_fingerprint": sizes.fingerprint})
-    with pytest.raises(SidecarError, match=rf"blk\.1\.profile holds {seen}: numbers from 0 to 1"):
+    with pytest.raises(SidecarError, match=rf"blk\.1\.profile holds {shown_share}: numbers from 0 to 1"):
         read_profile(path, sizes)
 
 

@@ -108,7 +108,9 @@ def test_within_one_group_of_every_placement(seed: int, share: float) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.floats(0, 1.1), st.booleans())
-def test_a_layer_lies_with_the_one_whose_pages_it_reads(seed: int, share: float, neighbour: bool) -> None:
+def test_a_layer_is_placed_with_the_one_whose_pages_it_reads(
+    seed: int, share: float, neighbour: bool
+) -> None:
     sizes, *others = made_up(seed, layers=3, groups=2)
     model = (replace(sizes, shared={2: 1 if neighbour else 0}), *others)
     budget = int(share * everything(sizes))
@@ -294,8 +296,8 @@ def test_the_objective_of_the_paper() -> None:
             -gains, integrality=np.ones(len(gains)), bounds=optimize.Bounds(0, 1),
             constraints=optimize.LinearConstraint(np.array(rows), -np.inf, high),
         )  # fmt: skip
-        fired = sum(f[hot].sum() for f, hot in zip(profile.firing, placement.hot, strict=True))
-        assert fired >= -done.fun - 2 * gains.max(), seed
+        activations = sum(f[hot].sum() for f, hot in zip(profile.firing, placement.hot, strict=True))
+        assert activations >= -done.fun - 2 * gains.max(), seed
 
 
 def test_the_layer_split_is_the_largest_that_fits() -> None:

@@ -173,19 +173,19 @@ def test_questions_of_several_threads_do_not_mix(process: GuardedProcess) -> Non
 def test_closing_ends_a_question_under_way(process: GuardedProcess) -> None:
     slow = GuardedProcess("made_up_answers", seconds=600, memory_bytes=64 << 20, output_bytes=1000)
     pid = add(slow)
-    seen: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def ask() -> None:
         try:
             slow.ask({"do": "for ever"})
         except ProcessDied as error:
-            seen.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()
     slow.close()
     thread.join(60)
-    assert [str(error) for error in seen] == ["the process is closed"]
+    assert [str(error) for error in errors] == ["the process is closed"]
     assert gone(pid)
     slow.close()
     with pytest.raises(ProcessDied, match="closed"):

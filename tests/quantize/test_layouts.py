@@ -216,13 +216,13 @@ def test_which_architecture_powerinfer_knows(tmp_path: Path) -> None:
     with open_gguf(tmp_path / "opt.gguf") as file:
         assert {"blk.0.ffn_down_t.weight", "blk.0.ffn_down_t.bias"} <= file.tensors.keys()
     np.testing.assert_allclose(logits(tmp_path / "opt.gguf", "exact"), logits(model, "exact"), atol=2e-3)
-    for name, seen in (
+    for name, message in (
         ("tiny-llama", "llama with silu: PowerInfer computes llama with relu"),
         ("tiny-prosparse", r"llama with relu, threshold 0\.3: PowerInfer"),
         ("tiny-nemotron", "nemotron with relu2: PowerInfer"),
     ):
         model = golden(name, tmp_path, type="F16").path
-        with pytest.raises(QuantizeError, match=seen):
+        with pytest.raises(QuantizeError, match=message):
             change(model, tmp_path / "x.gguf", predictors=sidecar(model))
     model = expert_golden("tiny-turbosparse", tmp_path, type="F16").path
     with pytest.raises(UserError, match="predictors of experts are not published in this form"):

@@ -120,8 +120,8 @@ def test_wishes(model: Path, tmp_path: Path) -> None:
         patterns=[(re.compile(r"attn_[vq]"), "Q4_1"), (re.compile("v"), "F32")],
     )
     quantize(model, tmp_path / "new.gguf", QuantizeOptions("Q8_0", wishes))
-    seen = types(tmp_path / "new.gguf")
-    assert seen == {
+    chosen = types(tmp_path / "new.gguf")
+    assert chosen == {
         "output.weight": "F16",
         "token_embd.weight": "Q5_0",
         "blk.0.attn_norm.weight": "F32",
@@ -149,7 +149,7 @@ def importance(columns: int, experts: int = 1) -> Importance:
     return Importance(RANDOM.random((experts, columns)).astype(np.float32), np.full(experts, 2, np.float32))
 
 
-class Seen:
+class QuantiseRequests:
     """Returns the requests to quantise_rows, by the values of a row."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +168,14 @@ class Seen:
 def test_each_expert_has_its_own_importance(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = Seen(monkeypatch)
+    requests = QuantiseRequests(monkeypatch)
     known = importance(96, experts=3)
     matrix = ImportanceMatrix({"blk.0.ffn_down_exps.weight": known})
     quantize(model, tmp_path / "new.gguf", QuantizeOptions("Q8_0", importance=matrix))
     for expert, rows in enumerate(ARRAYS["blk.0.ffn_down_exps.weight"]):
         for row in rows:
-            assert np.array_equal(seen.rows[row.tobytes()], known.sums[expert] / 2)
-    assert seen.rows[ARRAYS["output.weight"][7].tobytes()] is None
+            assert np.array_equal(requests.rows[row.tobytes()], known.sums[expert] / 2)
+    assert requests.rows[ARRAYS["output.weight"][7].tobytes()] is None
 
 
 @pytest.mark.parametrize("powerinfer", [False, True])
@@ -183,7 +183,7 @@ def test_a_row_of_a_neuron_counts_alike(
     powerinfer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A down matrix by neuron, (neurons, outputs): importance is of neurons, one number for a row."""
-    seen = Seen(monkeypatch)
+    requests = QuantiseRequests(monkeypatch)
     name = "blk.0.ffn_down_t.weight" if powerinfer else "blk.0.ffn_down.weight"
     down = RANDOM.normal(size=(96, 64)).astype(np.float32)
     up = RANDOM.normal(size=(96, 64)).astype(np.float32)
@@ -194,8 +194,8 @@ def test_a_row_of_a_neuron_counts_alike(
     options = QuantizeOptions("Q8_0", importance=ImportanceMatrix(known))
     done = quantize(tmp_path / "model.gguf", tmp_path / "new.gguf", options)
     assert not any("lacks" in note for note in done.notes)
-    assert np.array_equal(seen.rows[down[5].tobytes()], np.ones(64))
-    assert np.array_equal(seen.rows[up[5].tobytes()], known["blk.0.ffn_up.weight"].sums[0] / 2)
+    assert np.array_equal(requests.rows[down[5].tobytes()], np.ones(64))
+    assert np.array_equal(requests.rows[up[5].tobytes()], known["blk.0.ffn_up.weight"].sums[0] / 2)
     known["blk.0.ffn_down.weight"] = importance(64)
     options = QuantizeOptions("Q8_0", importance=ImportanceMatrix(known))
     with pytest.raises(ImatrixError, match=r"matrix of blk\.0\.ffn_down(_t)?\.weight has 64 values"):

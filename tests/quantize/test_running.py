@@ -31,5 +31,5 @@ def test_a_file_that_was_written_runs(mixture: str, type: str, activation: str, 
     assert type in {tensor.type.name for tensor in tensors.values()}
     expected = forward(model, tensors, TOKENS, np.float16)
     runner = Runner(path, open_backend("cpu"))
-    seen = np.concatenate([runner.run(TOKENS[:9]), runner.run(TOKENS[9:], decode=True)])
-    assert np.abs(seen - expected).max() < 0.02 * np.abs(expected).max()
+    logits = np.concatenate([runner.run(TOKENS[:9]), runner.run(TOKENS[9:], decode=True)])
+    assert np.abs(logits - expected).max() < 0.02 * np.abs(expected).max()

@@ -43,7 +43,7 @@ class Watched:
     def __init__(self, model: Session, tokens: int) -> None:
         self.tokens = tokens
         self.engine = Engine(model)
-        self.seen: dict[int, Logits] = {}
+        self.logits: dict[int, Logits] = {}
         self.steps: set[tuple[int, bool]] = set()  # decode rows of a step, and whether there were prompt rows
         self.engine.sampler.sample = self._sample  # type: ignore[method-assign]
 
@@ -58,28 +58,28 @@ class Watched:
                 break
             self.engine.step()
             self.steps.add((int(counts[1]), bool(counts[0] > counts[1])))
-        return self.seen
+        return self.logits
 
     def _sample(self, buffer: Any, row: int, params: SamplingParams, position: int, recent: Any = ()) -> int:
         assert params.seed is not None
         logits = self.engine.session.transformer.read_logits(row, row + 1)[0]
-        self.seen.setdefault(params.seed, {})[position] = np.array(logits)
+        self.logits.setdefault(params.seed, {})[position] = np.array(logits)
         return int(logits.argmax())
 
 
 def alone(model: Session, prompts: list[list[int]], tokens: int) -> dict[int, Logits]:
-    seen: dict[int, Logits] = {}
+    logits: dict[int, Logits] = {}
     for name, prompt in enumerate(prompts):
         watched = Watched(model, tokens)
         watched.add(name, prompt)
-        seen |= watched.run()
-    return seen
+        logits |= watched.run()
+    return logits
 
 
-def assert_same(seen: dict[int, Logits], expected: dict[int, Logits]) -> None:
-    for name, logits in seen.items():
-        assert logits.keys() == expected[name].keys()
-        for position, row in logits.items():
+def assert_same(logits: dict[int, Logits], expected: dict[int, Logits]) -> None:
+    for name, rows in logits.items():
+        assert rows.keys() == expected[name].keys()
+        for position, row in rows.items():
             assert np.array_equal(row, expected[name][position]), (name, position)
 
 
@@ -110,10 +110,10 @@ def test_decode_rows_beside_prompts_in_chunks(model: Session) -> None:
 def test_a_prompt_in_any_chunks() -> None:
     """The same text after a prompt that is read whole, and in pieces of 1, 7 and 16 rows."""
     [text] = prompts([90])
-    seen = []
+    logits = []
     for chunk in (1, 7, 16, 90):
         watched = Watched(load(None, LoadOptions(chunk=chunk)).session(), 10)
         watched.add(0, text)
-        seen.append(watched.run())
-    for other in seen[1:]:
-        assert_same(other, seen[0])
+        logits.append(watched.run())
+    for other in logits[1:]:
+        assert_same(other, logits[0])

@@ -187,13 +187,13 @@ def test_an_expert_that_cannot_be_read_ends_the_request_that_needs_it(
 ) -> None:
     path = many_experts("tiny-qwen3moe", tmp_path, type="Q4_0", down="by_output", count=COUNT)
     expected = [each.output for each in ends(Engine(opened(path, None)), PROMPTS)]
-    seen = set()
+    failed_counts = set()
     for expert in range(COUNT):
         alone = [ends(Engine(with_bad_expert(path, expert, monkeypatch)), [each])[0] for each in PROMPTS]
         bad = [each.error is not None for each in alone]
-        if sum(bad) in (0, 3) or sum(bad) in seen:
+        if sum(bad) in (0, 3) or sum(bad) in failed_counts:
             continue
-        seen.add(sum(bad))
+        failed_counts.add(sum(bad))
         engine = Engine(with_bad_expert(path, expert, monkeypatch))
         for _ in range(2):  # the engine continues
             together = ends(engine, PROMPTS)
@@ -203,9 +203,9 @@ def test_an_expert_that_cannot_be_read_ends_the_request_that_needs_it(
                 if request.error is not None:
                     assert request.finish_reason == "error" and isinstance(request.error, FileError)
                     assert f"layer 1: expert {expert} cannot be read" in str(request.error)
-        if seen == {1, 2}:
+        if failed_counts == {1, 2}:
             return
-    assert 1 in seen
+    assert 1 in failed_counts
 
 
 def test_a_guess_that_needs_a_bad_expert_ends_nothing(
@@ -341,7 +341,7 @@ def test_a_profile_of_another_model_is_read_only_where_a_budget_asks(
     assert texts(session) == expected
 
 
-def test_a_model_that_guesses_lies_within_the_budget(tmp_path: Path) -> None:
+def test_a_draft_model_is_within_the_budget(tmp_path: Path) -> None:
     """Its bill is that of the same file with a budget that holds all of it."""
     given: dict[str, Any] = {"type": "Q4_0", "down": "by_output"}
     path = many_experts("tiny-qwen3moe", tmp_path, count=COUNT, **given)
@@ -357,7 +357,7 @@ def test_a_model_that_guesses_lies_within_the_budget(tmp_path: Path) -> None:
     assert texts(half.session()) == texts(opened(path, None))
 
 
-def test_a_block_that_guesses_lies_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_block_is_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it has no room beside two experts of each layer, or beside all of them, it is left out."""
     path = with_block(golden("tiny-glm4moe", tmp_path).path, tmp_path / "block.gguf", 2)
     expected = texts(opened(path, None, draft_max=0))
@@ -440,9 +440,9 @@ def test_statistics_have_what_was_read(tmp_path: Path) -> None:
     assert found == (counts.hits, counts.misses, counts.nbytes, counts.stalls, counts.stall_s)
     process = from_plain(ProcessStats, to_plain(ProcessStats(**asdict(stats))))
     lines = [line.split() for line in Metrics().text(1.0, process).decode().splitlines()]
-    told = {line[0]: float(line[1]) for line in lines if line[0] != "#"}
+    metrics = {line[0]: float(line[1]) for line in lines if line[0] != "#"}
     names = ["expert_hits", "expert_misses", "disk_read_bytes", "disk_waits", "disk_wait_seconds"]
-    assert tuple(told[f"hotcold_{name}_total"] for name in names) == found
+    assert tuple(metrics[f"hotcold_{name}_total"] for name in names) == found
 
 
 def test_a_watched_answer_has_what_was_read(tmp_path: Path) -> None:
@@ -461,8 +461,8 @@ def test_generate_says_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     args = ["generate", "-m", str(path), "-p", "the hen", "-n", "8", "-c", "128", "-t", "2"]
     args += ["--verbose", "--ram-budget", size]
     assert cli.main(args) == 0
-    told = capsys.readouterr().err
-    assert "6 of 20 experts of each layer (30% of their bytes) fit in" in told
-    assert "expert cache hit rate " in told and "from disk per token" in told
+    figures = capsys.readouterr().err
+    assert "6 of 20 experts of each layer (30% of their bytes) fit in" in figures
+    assert "expert cache hit rate " in figures and "from disk per token" in figures
     assert cli.main([*args[:-1], "64KiB"]) == 2
     assert "--ram-budget of 64KiB: this model needs" in capsys.readouterr().err

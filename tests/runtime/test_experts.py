@@ -226,8 +226,8 @@ def test_often_chosen_experts_go_to_the_gpu(tmp_path: Path) -> None:
         assert sizes.block_neurons == (32 if down == "by_output" else 1)
         random = np.random.default_rng(2)
         routing = [random.permutation([0.9, 0.7, 0.3, 0.1]) for _ in sizes.neurons]
-        fires = [np.tile(np.linspace(1, 0.1, 96), 4) for _ in sizes.neurons]
-        firing = [np.repeat(r, 96) * f for r, f in zip(routing, fires, strict=True)]
+        when_chosen = [np.tile(np.linspace(1, 0.1, 96), 4) for _ in sizes.neurons]
+        firing = [np.repeat(r, 96) * f for r, f in zip(routing, when_chosen, strict=True)]
         profile = Profile(firing, "a test", routing=routing)
         costs = Costs.expected(sizes, profile, find_hardware("rtx4090-i9"))
         whole = int(sum(sizes.gpu_dense) + sizes.head + sizes.gpu_step(384, True))
@@ -361,14 +361,14 @@ def test_neurons_that_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for session in (one, on_two(open_backend("cpu", 1), 0.5, path, sparsity="exact")):
         watched, map = session.watched(), NeuronMap(session.model)
         monkeypatch.setattr(session, "run", partial(session.run, watched))
-        fired = []
+        active = []
         for rows in Scorer(session).logits(TOKENS[:12]):
-            masks = np.hstack(watched.fired(len(rows)))
+            masks = np.hstack(watched.active_masks(len(rows)))
             _, both = map.cells(masks)
             ones = np.unpackbits(masks.view(np.uint8), axis=1).sum(1)
             assert [hot + cold for hot, cold in both] == ones.tolist()
-            fired += ones.tolist()
-        found.append(fired)
+            active += ones.tolist()
+        found.append(active)
     assert found[0] == found[1] and min(found[0]) > 0
 
 

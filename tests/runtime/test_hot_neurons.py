@@ -365,9 +365,9 @@ def test_convert_says_what_it_is_worth(
     output, profile = tmp_path / "new.gguf", str(model.with_suffix(".profile.gguf"))
     args = ["convert", str(model), str(output), "--hot-first", profile]
     assert cli.main([*args, "--json"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("with ") and told[0].endswith("with hot neurons first")
-    worth = json.loads(told[-1])["worth"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("with ") and lines[0].endswith("with hot neurons first")
+    worth = json.loads(lines[-1])["worth"]
     assert worth["row_bytes_per_token"] > 0 and worth["rows_per_token"] > 0
     assert output.with_suffix(".profile.gguf").exists()
     for more, needed in (
@@ -428,8 +428,8 @@ def test_convert_takes_a_predictor_along(predicted: Path, tmp_path: Path) -> Non
 
 
 def test_worth_says_what_does_not_fit() -> None:
-    told = str(HotFirstWorth(1 << 20, None, None, None))
-    assert "two experts of each layer do not fit" in told and "gates do not fit" in told
+    text = str(HotFirstWorth(1 << 20, None, None, None))
+    assert "two experts of each layer do not fit" in text and "gates do not fit" in text
 
 
 def test_neurons_that_cannot_change_places_are_refused(model: Path, tmp_path: Path) -> None:

@@ -97,12 +97,12 @@ def test_blocks_of_which_no_neuron_can_be_taken_are_said(tmp_path: Path, layers:
         odd = random_blocks(np.random.default_rng(i), "Q3_K", *by_output.shape)
         tensors[f"blk.{i}.ffn_down.weight"] = odd if i < layers else by_output
     write_gguf(path, metadata, tensors)
-    seen = f"in {layers} of 6 layers down is Q3_K by_output, so its zeros are not skipped"
+    note = f"in {layers} of 6 layers down is Q3_K by_output, so its zeros are not skipped"
     exact, off = reference(path, sparsity="exact"), reference(path, sparsity="off")
-    assert (exact.sparsity, exact.notes, off.notes) == ("exact", [seen], [])
+    assert (exact.sparsity, exact.notes, off.notes) == ("exact", [note], [])
     auto = reference(path)
     assert auto.sparsity == ("off" if layers == 6 else "exact")
-    assert auto.notes == [f"sparsity auto chooses off: {seen}" if layers == 6 else seen]
+    assert auto.notes == [f"sparsity auto chooses off: {note}" if layers == 6 else note]
     decode_once(exact, [0])
     decode_once(off, [0])
     whole = (exact.counters.rows == off.counters.rows)[:, :3].all(axis=1)
@@ -301,10 +301,10 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 
 
 def test_progress_ends_at_the_total() -> None:
-    seen: list[tuple[int, int]] = []
-    load(None, LoadOptions(backend="reference"), lambda done, total: seen.append((done, total))).session()
-    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 7_000_000
-    assert len({total for _, total in seen}) == 1
+    reports: list[tuple[int, int]] = []
+    load(None, LoadOptions(backend="reference"), lambda done, total: reports.append((done, total))).session()
+    assert reports == sorted(reports) and reports[-1][0] == reports[-1][1] > 7_000_000
+    assert len({total for _, total in reports}) == 1
 
 
 def decode_once(session: Session, positions: list[int], token: int = 300) -> None:
@@ -359,7 +359,7 @@ def test_counts_of_several_decode_rows() -> None:
     assert (session.counters.rows == [1024, 1024, 1024, 3 * 1024, 0]).all()
 
 
-def test_exact_counts_what_fires() -> None:
+def test_exact_counts_active_neurons() -> None:
     session = reference()
     decode_once(session, [0])
     gate, up, down, pairs, _ = session.counters.rows.T
@@ -387,11 +387,11 @@ def test_what_the_memory_check_counts(tmp_path: Path, monkeypatch: pytest.Monkey
             reference(path, **options)
         return str(caught.value)
 
-    seen: list[int] = []
+    weight_bytes: list[int] = []
     inner = memory.check_memory
 
     def check(plan: MemoryPlan) -> None:
-        seen.append(plan.cpu_bytes()["weights"])
+        weight_bytes.append(plan.cpu_bytes()["weights"])
         inner(plan)
 
     monkeypatch.setattr(memory, "check_memory", check)
@@ -400,7 +400,7 @@ def test_what_the_memory_check_counts(tmp_path: Path, monkeypatch: pytest.Monkey
         sidecar = sum(info.nbytes for info in file.tensors.values())
     for mode in ("off", "exact", "auto", "predicted"):
         needs(path, sparsity=mode)
-    assert [n - seen[0] for n in seen] == [0, 0, sidecar, sidecar]
+    assert [n - weight_bytes[0] for n in weight_bytes] == [0, 0, sidecar, sidecar]
     assert "not enough memory: the model needs 0.01 GiB" in needs(path)
 
     file_bytes = 0
@@ -409,9 +409,9 @@ def test_what_the_memory_check_counts(tmp_path: Path, monkeypatch: pytest.Monkey
         table = file.tensors["token_embd.weight"].nbytes
         file_bytes = sum(info.nbytes for info in file.tensors.values())
     needs(None, vram_budget=1 << 30, hot_backend="reference")
-    assert seen[-1] == file_bytes + tied * table
+    assert weight_bytes[-1] == file_bytes + tied * table
     needs(None)
-    assert seen[-1] == file_bytes
+    assert weight_bytes[-1] == file_bytes
 
 
 def test_the_memory_check_counts_what_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:

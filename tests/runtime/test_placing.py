@@ -73,7 +73,7 @@ def load(**options: Any) -> Any:
     return loading.load(None, LoadOptions(threads=1, **options))
 
 
-def test_a_card_is_used_without_a_word(has: Machine) -> None:
+def test_a_gpu_is_used_without_a_note(has: Machine) -> None:
     """All of a small model goes there; the notes and the report say so."""
     model = load()
     assert has.opened == [(CARD, 7 << 30, False)] and model.gpus
@@ -93,7 +93,7 @@ def test_the_text_is_the_cpu_s(has: Machine) -> None:
     assert texts[0] == texts[1] == texts[2] and [budget for _, budget, _ in has.opened] == [6 << 20, 7 << 30]
 
 
-def test_a_card_that_was_not_measured(has: Machine) -> None:
+def test_a_gpu_that_was_not_measured(has: Machine) -> None:
     """Its kernels and handshakes are assumed to cost as much as on other devices: too much for a small model,
     unless it is requested."""
     has.measured.clear()
@@ -160,17 +160,19 @@ def test_a_software_driver_has_to_be_named(has: Machine) -> None:
 def test_an_integrated_gpu_is_used_where_it_was_measured_to_be_faster(has: Machine) -> None:
     has.devices = [INTEGRATED]
     model = load()
-    seen = "GPU 1 (Made-Up Graphics) is not used: it shares the processor's memory, and may not be faster"
-    assert not model.gpus and model.notes[0].startswith(seen) and not has.opened
-    card = find_hardware("rtx4060")
-    has.measured[INTEGRATED.name] = replace(card, spins=True, source="a test", machine={})
+    note = "GPU 1 (Made-Up Graphics) is not used: it shares the processor's memory, and may not be faster"
+    assert not model.gpus and model.notes[0].startswith(note) and not has.opened
+    discrete = find_hardware("rtx4060")
+    has.measured[INTEGRATED.name] = replace(discrete, spins=True, source="a test", machine={})
     assert load().gpus and has.opened[-1] == (INTEGRATED, 7 << 30, True)
-    as_fast = replace(card, gpu_stream_gb_s=card.cpu_stream_gb_s, gpu_rows_gb_s=card.cpu_stream_gb_s)
+    as_fast = replace(
+        discrete, gpu_stream_gb_s=discrete.cpu_stream_gb_s, gpu_rows_gb_s=discrete.cpu_stream_gb_s
+    )
     has.measured[INTEGRATED.name] = replace(as_fast, source="a test", machine={})
     model = load()
     assert not model.gpus and "is not used: " in model.notes[0] and len(has.opened) == 1
     for options in ({"gpu": "graphics"}, {"vram_budget": 6 << 20}):
-        has.measured[INTEGRATED.name] = replace(card, source="a test", machine={})
+        has.measured[INTEGRATED.name] = replace(discrete, source="a test", machine={})
         assert load(**options).gpus
 
 
@@ -187,7 +189,7 @@ def test_a_budget_for_which_nothing_fits(has: Machine) -> None:
     assert "is not used: nothing fits in 1000B" in model.notes[0]
 
 
-def test_a_card_that_fails_to_open(has: Machine) -> None:
+def test_a_gpu_that_fails_to_open(has: Machine) -> None:
     """A note without a request for it, else an error."""
 
     def fail(backend: CPUBackend) -> None:
@@ -246,16 +248,16 @@ def test_memory_that_is_never_there(has: Machine, monkeypatch: pytest.MonkeyPatc
         load(vram_budget=12 << 20)
 
 
-def two_cards(has: Machine) -> Hardware:
+def two_gpus(has: Machine) -> Hardware:
     """Makes GPUs whose handshakes cost next to nothing, so that a small model pays on both."""
     nimble = replace(fast(), handshake_s=1e-9, link_pinned_gb_s=1e6)
     has.devices, has.measured = [CARD, SECOND], {CARD.name: nimble, SECOND.name: nimble}
     return nimble
 
 
-def test_two_cards_each_with_a_part(has: Machine) -> None:
+def test_two_gpus_each_with_a_part(has: Machine) -> None:
     """Together they have more than each could hold; the text is the processor's."""
-    two_cards(has)
+    two_gpus(has)
     with LLM(threads=1, gpu="off") as llm:
         wanted = llm.generate("Once upon a time", max_tokens=20, temperature=0).ids
     with LLM(threads=1, gpu="other,0", vram_budget=(5 << 20, 4 << 20)) as llm:
@@ -271,15 +273,15 @@ def test_two_cards_each_with_a_part(has: Machine) -> None:
     assert [note.partition(" (")[0] for note in model.notes[:2]] == ["GPU Other Card", f"GPU {CARD.name}"]
 
 
-def test_a_card_that_would_not_help_has_no_part(has: Machine) -> None:
-    two_cards(has)
+def test_a_gpu_that_would_not_help_has_no_part(has: Machine) -> None:
+    two_gpus(has)
     model = load(gpu="0,4")
     assert len(model.gpus) == 1 and model.on_gpus[0].gpu == CARD
     assert model.notes[1] == "GPU 4 (Other Card) is not used: that is expected to be faster"
 
 
 def test_what_does_not_go_together_for_several(has: Machine, tmp_path: Path) -> None:
-    nimble = two_cards(has)
+    nimble = two_gpus(has)
     with pytest.raises(UserError, match="`vram_budget` has 3 sizes, and 2 GPUs are used: give one"):
         load(gpu="0,4", vram_budget=[1 << 20] * 3)
     with pytest.raises(UserError, match="`vram_budget` has 2 sizes, and 1 GPUs are used"):
@@ -300,7 +302,7 @@ def test_what_does_not_go_together_for_several(has: Machine, tmp_path: Path) -> 
 def test_memory_that_runs_out_on_one_of_two_shrinks_both(
     has: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two_cards(has)
+    two_gpus(has)
 
     def fail(backend: CPUBackend) -> None:
         def matrix(*_: Any) -> Any:
@@ -347,18 +349,20 @@ def needed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     return free.needed
 
 
-def test_memory_of_the_host_is_what_lies_on_the_host(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_host_has_only_the_host_s_tensors(
+    has: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a card that has memory of its own, the host holds neither its weights nor its keys, values and
     buffers, but what goes there at a time: for a small model, as much as its weights."""
     has.devices = [CARD, INTEGRATED, SOFTWARE]
     alone = needed(monkeypatch, gpu="off")
-    card = needed(monkeypatch, gpu="0", vram_budget=16 << 20)
+    on_gpu = needed(monkeypatch, gpu="0", vram_budget=16 << 20)
     shared = [needed(monkeypatch, gpu=gpu, vram_budget=16 << 20) for gpu in ("1", "2")]
-    assert shared[0] == shared[1] > max(alone, card)
+    assert shared[0] == shared[1] > max(alone, on_gpu)
     monkeypatch.setattr(memory_plan, "STAGING_BYTES", 0)
     held = load(gpu="0", vram_budget=16 << 20).on_gpus[0]
     without = needed(monkeypatch, gpu="0", vram_budget=16 << 20)
-    assert card - without == held.weight_bytes > 7 << 20 and without < alone - (5 << 20)
+    assert on_gpu - without == held.weight_bytes > 7 << 20 and without < alone - (5 << 20)
 
 
 def test_what_doctor_measured_is_found(has: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,8 +229,8 @@ def test_layers_without_an_ffn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert exact.counters.shared[[1, 4], 0].all() and not exact.counters.shared[[0, 2, 3]].any()
     figures = Figures.from_counters(exact.counters, exact.footprint)
     assert figures.active_share is not None and 0.1 < figures.active_share < 0.6
-    fired = exact.watched().fired(1)
-    assert NeuronMap(exact.model).cells(np.hstack(fired))[1] == [(0, 0)]
+    active_masks = exact.watched().active_masks(1)
+    assert NeuronMap(exact.model).cells(np.hstack(active_masks))[1] == [(0, 0)]
 
 
 def test_latent_experts_are_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

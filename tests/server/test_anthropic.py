@@ -167,13 +167,13 @@ def test_a_stream_as_the_client_accumulates_it() -> None:
     whole = types.Message.model_validate(reply.whole())
     assert [block.type for block in whole.content] == ["thinking", "text", "tool_use", "tool_use"]
 
-    def told(message: Any) -> Any:
+    def without_ids(message: Any) -> Any:
         plain = message.to_dict()
         for block in plain["content"]:
             block.pop("id", None)
         return plain["content"], plain["stop_reason"], plain["usage"]["output_tokens"]
 
-    assert told(snapshot) == told(whole)
+    assert without_ids(snapshot) == without_ids(whole)
 
 
 @pytest.mark.parametrize(
@@ -239,9 +239,9 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_claude_code_knows(app: 
     """It shortens its conversation by this expression of its own."""
     with pytest.raises(APIError) as caught:
         facts(context=8).check_ids([1] * 9, "prompt")
-    told = anthropic_error(caught.value)["error"]["message"]
-    found = re.match(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", told)
-    assert found and found.groups() == ("9", "7") and told.endswith(caught.value.message)
+    message = anthropic_error(caught.value)["error"]["message"]
+    found = re.match(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", message)
+    assert found and found.groups() == ("9", "7") and message.endswith(caught.value.message)
     body = {**BODY, "messages": [{"role": "user", "content": "word " * 1000}]}
     app.llm.checks.clear()
     for more in ({}, {"tools": [TOOL]}):

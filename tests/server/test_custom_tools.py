@@ -61,7 +61,7 @@ def test_tools_that_run_elsewhere_are_left_out(kind: str) -> None:
     hosted = {"type": kind, "external_web_access": False, "server_label": "a", "container": "b"}
     call = parse(tools=[hosted, SHELL])
     assert [each["function"]["name"] for each in call.tools] == ["shell"]
-    assert call.told["tools"] == [{**SHELL, "description": None}]
+    assert call.repeated["tools"] == [{**SHELL, "description": None}]
     assert call.left_out and kind.startswith(call.left_out)
     assert parse(tools=[hosted]).tools == [] and parse(tools=[hosted]).tool_choice == "none"
     with pytest.raises(APIError, match=r"tool_choice\.type"):
@@ -134,16 +134,16 @@ def test_a_call_of_a_custom_tool_as_the_client_reads_it(reason: str) -> None:
     cut = arguments[: arguments.index("\\\\")] if reason == "length" else arguments
     events, whole = reply_to(f"[shell {{}}][apply_patch {cut}", reason)
     item = whole["output"][1]
-    seen = 'x "y"\n' if reason == "length" else text
-    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", seen)
+    expected_input = 'x "y"\n' if reason == "length" else text
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", expected_input)
     deltas = [each["delta"] for each in events if each["type"] == "response.custom_tool_call_input.delta"]
-    assert "".join(deltas) == seen and len(deltas) > 2
+    assert "".join(deltas) == expected_input and len(deltas) > 2
     types = pytest.importorskip("openai.types.responses")
     adapter = pytest.importorskip("pydantic").TypeAdapter(types.ResponseStreamEvent)
     read = [adapter.validate_python(event) for event in events]
     assert [event.type for event in read] == [event["type"] for event in events]
     (done,) = [each for each in read if each.type == "response.custom_tool_call_input.done"]
-    assert done.input == seen and read[-1].response.output[1].input == seen
+    assert done.input == expected_input and read[-1].response.output[1].input == expected_input
     assert types.Response.model_validate(whole).tools[0].format.definition == LARK["definition"]
 
 

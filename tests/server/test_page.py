@@ -54,8 +54,8 @@ def page(driver: webdriver.Chrome, url: str) -> Iterator[Page]:
     yield page
     if page.running:
         driver.switch_to.active_element.send_keys(Keys.ESCAPE)
-    told = [each["message"] for each in driver.get_log("browser")]
-    assert [each for each in told if page.provoked not in each] == []
+    messages = [each["message"] for each in driver.get_log("browser")]
+    assert [each for each in messages if page.provoked not in each] == []
 
 
 def test_it_asks_for_the_key_and_keeps_it_for_this_tab_alone(page: Page) -> None:
@@ -132,17 +132,17 @@ def test_the_dialog_for_the_key_can_be_left(page: Page, leave: str) -> None:
     assert not page["problem"].is_displayed()
 
 
-def test_text_streams_in_and_the_picture_shows_what_fires(page: Page) -> None:
+def test_text_streams_in_and_the_picture_shows_active_neurons(page: Page) -> None:
     page.open(settings={"temperature": 0, "max_tokens": 100})
     resting = page.pixels
     assert page["tok-s"].text == page["active"].text == "–"
     page.js(LOOK)
     page.send(OPENING)
     page.done()
-    seen = page.js("window.looking = false; return window.seen")
+    changes = page.js("window.looking = false; return window.seen")
     # At reading pace a frame has at most four tokens more than the one before, however long it took.
-    assert seen["lengths"] == sorted(seen["lengths"]) and len(set(seen["lengths"])) > 3  # it grows
-    assert len({*seen["pictures"]} - {resting}) > 3  # and the picture changes
+    assert changes["lengths"] == sorted(changes["lengths"]) and len(set(changes["lengths"])) > 3  # it grows
+    assert len({*changes["pictures"]} - {resting}) > 3  # and the picture changes
     body = {"prompt": OPENING, "max_tokens": 100, "temperature": 0}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     asked = urllib.request.Request(f"{page.url}/v1/completions", json.dumps(body).encode(), headers)
@@ -162,16 +162,16 @@ def test_pointing_at_a_word_shows_what_chose_it(page: Page) -> None:
     page.done()
     said = page.all(".turn.assistant .said")[0]
     page.js("arguments[0].focus()", said)
-    seen = []
+    shown = []
     for _ in range(4):
         page.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
         word = page.all(".said .at")[0]
-        seen.append((word.text, page["moment"].text, page.pixels))
-    assert len({pixels for *_, pixels in seen[1:]}) == 3
-    assert "reading the prompt" in seen[0][1]
-    for word, moment, _ in seen[1:]:
+        shown.append((word.text, page["moment"].text, page.pixels))
+    assert len({pixels for *_, pixels in shown[1:]}) == 3
+    assert "reading the prompt" in shown[0][1]
+    for word, moment, _ in shown[1:]:
         assert word.strip() in moment and re.search(r"\d+ active", moment)
-    assert seen[-1][0].strip() in page["announce"].get_attribute("textContent")
+    assert shown[-1][0].strip() in page["announce"].get_attribute("textContent")
 
 
 def test_without_zeros_the_most_active_neurons_are_shown(driver: webdriver.Chrome, tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_without_zeros_the_most_active_neurons_are_shown(driver: webdriver.Chrom
         page.send("Once")
         page.done()
         page.js("arguments[0].focus()", page.all(".turn.assistant .said")[0])
-        seen = []
+        shown = []
         for _ in range(4):
             page.press(Keys.ARROW_RIGHT)
-            seen.append((page["moment"].text, page.pixels))
-        assert all("90 most active" in moment for moment, _ in seen[1:])  # ceil(172 / 10) of each of 5
-        assert len({pixels for _, pixels in seen[1:]}) == 3
+            shown.append((page["moment"].text, page.pixels))
+        assert all("90 most active" in moment for moment, _ in shown[1:])  # ceil(172 / 10) of each of 5
+        assert len({pixels for _, pixels in shown[1:]}) == 3
         assert page.findings() == [] and page.js(CONTRAST) == []
 
 
@@ -349,13 +349,18 @@ def test_a_chat(chat: tuple[Page, Live]) -> None:
         turns()[2:] == ["More", "d e\nf"]
         and len(page.all(".said strong")) == len(page.all(".said code")) == 1
     )
-    told = prompts()[-1]  # what came before is part of it, markup as it was
-    assert told.index("Be brief.") < told.index("Hello") < told.index("a b c") < told.index("More")
+    last_prompt = prompts()[-1]  # what came before is part of it, markup as it was
+    assert (
+        last_prompt.index("Be brief.")
+        < last_prompt.index("Hello")
+        < last_prompt.index("a b c")
+        < last_prompt.index("More")
+    )
     buttons = page.all(".turn.assistant .after button")
     assert [each.text for each in buttons] == ["Copy", "Regenerate", "Copy"]  # the last answer's alone
     page.button("Regenerate").click()
     page.wait(lambda: len(server.llm.jobs) == 3 and not page.running, "the answer once more")
-    assert prompts()[-1] == told and len(turns()) == 4
+    assert prompts()[-1] == last_prompt and len(turns()) == 4
     edits = page.all(".turn.user .after button")
     assert [each.text for each in edits] == ["Edit", "Edit"]
     page.js("arguments[0].click()", edits[0])
@@ -414,8 +419,8 @@ def test_a_server_that_does_not_answer_is_told(page: Page) -> None:
 def test_it_fits_the_screen(page: Page, width: int) -> None:
     page.size(width, 800)
     page.open(settings={"temperature": 0, "max_tokens": 60, "paced": False})
-    for told in (False, True):
-        if told:
+    for has_story in (False, True):
+        if has_story:
             page.send(OPENING)
             page.done()
         assert page.js("return document.documentElement.scrollWidth") <= width

@@ -147,7 +147,7 @@ def test_a_conversation_from_its_beginning_to_its_end(
     )
     page.size(width, 800, dark=dark)
     page.open(key="", settings={"paced": False})
-    seen = page.findings()
+    violations = page.findings()
     assert page.js("return document.body.classList.contains('folded')")  # there is no picture
     if width > 860:
         assert page["kind"].text == "135 M parameters · Q8_0"
@@ -176,9 +176,9 @@ def test_a_conversation_from_its_beginning_to_its_end(
         len(page.all(".turn")) == 2 and len(page.all(".said table")) == 1 and len(page.all(".said pre")) == 1
     )
     assert not [each for each in page.all("button") if each.text == "Continue"]
-    seen += page.findings()
+    violations += page.findings()
     page.media("prefers-color-scheme", "light" if dark else "dark")
-    seen += page.findings("color-contrast")
+    violations += page.findings("color-contrast")
     assert page.js("return document.documentElement.scrollWidth") <= width
 
     # It is there again after a reload, and in the list.
@@ -189,7 +189,7 @@ def test_a_conversation_from_its_beginning_to_its_end(
     assert "notes.txt" in page.all(".turn.user .file")[0].text
     page.enter(page["open-talks"])
     assert "What do they say?" in page["talks-list"].text
-    seen += page.findings()
+    violations += page.findings()
     page.enter(page["talks-export"])
     files = lambda: list(tmp_path.glob("*.json"))  # noqa: E731
     page.wait(files, "the file is written")
@@ -200,11 +200,11 @@ def test_a_conversation_from_its_beginning_to_its_end(
 
     _delete_and_import(page, files()[0])
     page.enter(page["open-settings"])
-    seen += page.findings()
+    violations += page.findings()
     page.press(Keys.ESCAPE)
     page.enter(page["new"])
     assert page["welcome"].is_displayed() and not page.all(".turn")
-    assert seen == []
+    assert violations == []
 
 
 def _delete_and_import(page: Page, file: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_request_is_one_of_the_chat_route() -> None:
         },
         call.facts,
     )
-    own = ("told", "names", "kept")
+    own = ("repeated", "names", "kept")
     assert {name: value for name, value in vars(call).items() if name not in own} == vars(same)
 
 

@@ -35,26 +35,26 @@ def body(strict: bool = False, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_is_not_enforced_is_in_a_header(app_with: Callable[..., Any], stream: bool) -> None:
     client = app_with().client
-    told = client.post("/v1/chat/completions", json=body(stream=stream))
-    assert told.status_code == 200
-    assert told.headers[HEADER] == "response_format: uniqueItems at properties['t\\xe4gs']"
-    told = client.post(
+    reply = client.post("/v1/chat/completions", json=body(stream=stream))
+    assert reply.status_code == 200
+    assert reply.headers[HEADER] == "response_format: uniqueItems at properties['t\\xe4gs']"
+    reply = client.post(
         "/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "json_schema": SET, "stream": stream}
     )
-    assert told.headers[HEADER].startswith("json_schema: uniqueItems at ")
-    told = client.post(
+    assert reply.headers[HEADER].startswith("json_schema: uniqueItems at ")
+    reply = client.post(
         "/v1/completions", json={"prompt": "Hi", "max_tokens": 4, "json_schema": {"type": "object"}}
     )
-    assert told.status_code == 200 and HEADER not in told.headers
+    assert reply.status_code == 200 and HEADER not in reply.headers
 
 
 def test_an_odd_tool_fails_no_request(app_with: Callable[..., Any]) -> None:
     client = app_with().client
     request = {"messages": MESSAGES, "max_tokens": 4}
     for choice in ("auto", "required"):
-        told = client.post("/v1/chat/completions", json={**request, "tools": tools(), "tool_choice": choice})
-        assert told.status_code == 200, told.text
-        assert told.headers[HEADER] == "tool 'odd': uniqueItems at properties['t\\xe4gs']"
+        reply = client.post("/v1/chat/completions", json={**request, "tools": tools(), "tool_choice": choice})
+        assert reply.status_code == 200, reply.text
+        assert reply.headers[HEADER] == "tool 'odd': uniqueItems at properties['t\\xe4gs']"
     error = client.post("/v1/chat/completions", json={**request, "tools": tools(strict=True)}).json()["error"]
     assert error["param"] == "tools" and error["code"] == "invalid_grammar"
     assert error["message"].startswith(
@@ -75,9 +75,9 @@ def test_what_is_refused_names_the_place(
 ) -> None:
     request = body(strict)
     request["response_format"]["json_schema"]["schema"] = schema
-    told = app_with().client.post("/v1/chat/completions", json=request)
-    error = told.json()["error"]
-    assert told.status_code == 400 and error["param"] == "response_format"
+    reply = app_with().client.post("/v1/chat/completions", json=request)
+    error = reply.json()["error"]
+    assert reply.status_code == 400 and error["param"] == "response_format"
     assert error["code"] == "invalid_grammar" and error["message"].startswith(f"response_format: {message}")
     assert "%json" not in error["message"] and "x-guidance" not in error["message"]
 

@@ -66,8 +66,8 @@ def test_what_may_never_end_is_no_file_of_keys(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0 and done.stdout == "", done.stderr
-    for line, seen in zip(done.stderr.splitlines(), files.values(), strict=True):
-        assert seen in line and line.endswith(": a regular file is needed")
+    for line, file in zip(done.stderr.splitlines(), files.values(), strict=True):
+        assert file in line and line.endswith(": a regular file is needed")
 
 
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

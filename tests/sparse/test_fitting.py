@@ -118,8 +118,8 @@ def test_a_full_rank_is_the_gate(tmp_path: Path, gated: bool) -> None:
     expected = gate / np.linalg.norm(gate, axis=1, keepdims=True)
     assert np.abs(product / np.linalg.norm(product, axis=1, keepdims=True) - expected).max() < 1e-4
     marked = x @ product.T >= tensors.threshold
-    fires = x @ gate.T > 0
-    assert np.mean(marked & ~fires) < 0.01 and (marked & fires).sum() / fires.sum() > 0.98
+    active = x @ gate.T > 0
+    assert np.mean(marked & ~active) < 0.01 and (marked & active).sum() / active.sum() > 0.98
     assert found.candidates == pytest.approx(marked.mean(), abs=1e-3)
 
 

@@ -14,7 +14,7 @@ from support.op_truth import to_words
 from support.torch_files import vector, write
 
 from hotcold.kernels.backend import Chosen
-from hotcold.sparse.profiler import SPANS, Firings, import_counts
+from hotcold.sparse.profiler import SPANS, ActivityCounter, import_counts
 
 NEURONS = (70, 64, 3)
 
@@ -23,27 +23,27 @@ NEURONS = (70, 64, 3)
 def test_against_sets(seed: int, texts: list[int]) -> None:
     """This holds whatever the texts' lengths and the steps in which their tokens come."""
     random = np.random.default_rng(seed)
-    firings = Firings(NEURONS)
-    seen: list[list[list[set[int]]]] = [[] for _ in NEURONS]  # by layer and text, a set per token
+    counter = ActivityCounter(NEURONS)
+    by_layer: list[list[list[set[int]]]] = [[] for _ in NEURONS]  # by layer and text, a set per token
     for length in texts:
         shares = [random.random(n) ** 3 for n in NEURONS]
         active = [random.random((length, len(share))) < share for share in shares]
-        firings.restart()
+        counter.restart()
         at = 0
         while at < length:
             stop = at + int(random.integers(1, 17))
-            firings.add(np.hstack([to_words(layer[at:stop]) for layer in active]))
+            counter.add(np.hstack([to_words(layer[at:stop]) for layer in active]))
             at = stop
-        for layer, found in zip(active, seen, strict=True):
+        for layer, found in zip(active, by_layer, strict=True):
             found.append([set(np.flatnonzero(row)) for row in layer])
-    assert firings.tokens == sum(texts)
+    assert counter.tokens == sum(texts)
     spans = [span for span in SPANS if span <= max(texts)]
-    figures = firings.figures()
+    figures = counter.figures()
     assert [*figures] == ["overlap", *(f"union_{span}" for span in spans)]
-    for i, (n, found) in enumerate(zip(NEURONS, seen, strict=True)):
+    for i, (n, found) in enumerate(zip(NEURONS, by_layer, strict=True)):
         tokens = [each for text in found for each in text]
         expected = [sum(neuron in each for each in tokens) / len(tokens) for neuron in range(n)]
-        assert firings.firing[i].tolist() == pytest.approx(expected)
+        assert counter.firing[i].tolist() == pytest.approx(expected)
         pairs = [(a, b) for text in found for a, b in pairwise(text)]
         after = sum(len(b) for _, b in pairs)
         assert figures["overlap"][i] == pytest.approx(sum(len(a & b) for a, b in pairs) / max(1, after))
@@ -56,12 +56,12 @@ def test_against_sets(seed: int, texts: list[int]) -> None:
 
 def test_experts_begin_at_whole_words() -> None:
     active = np.random.default_rng(2).random((50, 2, 140)) < 0.3
-    firings = Firings((140, 140), experts=2)
+    counter = ActivityCounter((140, 140), experts=2)
     masks = [to_words(active[:, layer, first : first + 70]) for layer in (0, 1) for first in (0, 70)]
-    firings.add(np.hstack(masks))
+    counter.add(np.hstack(masks))
     for layer in (0, 1):
-        np.testing.assert_allclose(firings.firing[layer], active[:, layer].mean(0))
-    assert firings.routing is None
+        np.testing.assert_allclose(counter.firing[layer], active[:, layer].mean(0))
+    assert counter.routing is None
 
 
 def counts(folder: Path, layers: int = 12, size: int = 5) -> None:
@@ -115,21 +115,21 @@ def test_counts_of_another_model(
 @given(seed=st.integers(0, 1000), texts=st.lists(st.integers(1, 40), min_size=1, max_size=3))
 def test_experts_that_are_kept(seed: int, texts: list[int]) -> None:
     """The second of two layers has no experts."""
-    random, firings = np.random.default_rng(seed), Firings((12, 3), experts=(6, 1))
+    random, counter = np.random.default_rng(seed), ActivityCounter((12, 3), experts=(6, 1))
 
     backend: Any = None
-    firings.watch_routers([(backend, Chosen("ids", "factors")), None])
+    counter.watch_routers([(backend, Chosen("ids", "factors")), None])
     pairs, routes = [], []
     for length in texts:
         chosen = np.array([np.sort(random.permutation(6)[:2]) for _ in range(length)], np.int32)
         pairs += [(set(a), set(b)) for a, b in pairwise(chosen.tolist())]
         routes += chosen.tolist()
-        firings.restart()
+        counter.restart()
         at = 0
         while at < length:
             stop = min(length, at + int(random.integers(1, 17)))
-            firings._route(0, chosen[at:stop])
+            counter._route(0, chosen[at:stop])
             at = stop
-    found = firings.figures()["kept_experts"]
+    found = counter.figures()["kept_experts"]
     assert found == pytest.approx([sum(len(a & b) for a, b in pairs) / max(1, 2 * len(pairs)), 0])
-    assert firings.routes is not None and [each.tolist() for each in firings.routes] == [routes, []]
+    assert counter.routes is not None and [each.tolist() for each in counter.routes] == [routes, []]

@@ -110,12 +110,12 @@ class HistoryTransformer:
     def write_states(self) -> None:
         """Adds each sequence's rows to the state that it reads, where it may write the results."""
         batch, n = self.batch, int(self.batch.counts[0])
-        seen, results, read = 0, {}, {}
+        rows_so_far, results, read = 0, {}, {}
         for sequence in range(int(batch.counts[3])):
             first, rows = int(batch.first_rows[sequence]), int(batch.row_counts[sequence])
             if not rows:
                 continue
-            seen += rows
+            rows_so_far += rows
             source = int(batch.state_from[sequence])
             assert set(batch.sequence[first : first + rows].tolist()) == {sequence} and first + rows <= n
             start = int(batch.positions[first])
@@ -132,7 +132,7 @@ class HistoryTransformer:
                     assert row < batch.counts[1] or row + 1 == first + rows
                     assert write not in results and self.may_write(write)
                     results[write] = sequence, [*state]
-        assert seen == n
+        assert rows_so_far == n
         for write, (sequence, _) in results.items():
             assert read.get(write, set()) <= {sequence}, "a state that another reads was written"
         for write, (_, state) in results.items():

@@ -35,11 +35,11 @@ class LlamaLookup:
 
     def _best(self, last: Sequence[int]) -> int:
         """The likeliest token; -1 where none is likely."""
-        seen, n = self._next.get((*last,)), len(last) - 1
-        if not seen:
+        followers, n = self._next.get((*last,)), len(last) - 1
+        if not followers:
             return -1
-        token, count = max(seen.items(), key=lambda each: each[1])
-        total = sum(seen.values())
+        token, count = max(followers.items(), key=lambda each: each[1])
+        total = sum(followers.values())
         return token if total >= _LEAST[n] and 100 * count >= _PERCENT[n] * total else -1
 
 

@@ -194,8 +194,8 @@ def dot(
 
 def activate(activation: str, gate: Doubles, threshold: float) -> Doubles:
     if activation in ("relu", "drelu", "relu2"):
-        fires = np.where(gate > threshold, gate, 0.0)
-        return fires**2 if activation == "relu2" else fires
+        rectified = np.where(gate > threshold, gate, 0.0)
+        return rectified**2 if activation == "relu2" else rectified
     if activation == "silu":
         return gate / (1 + np.exp(-gate))
     if activation == "gelu_erf":
@@ -208,7 +208,7 @@ class FFNAnswer:
     """``out`` of the FFN op, which gates fire and which coefficients are not zero ``[T, N]``."""
 
     out: Answer
-    fires: Bools
+    active_gates: Bools
     coefficients: Doubles
 
 
@@ -237,7 +237,7 @@ def ffn(x: Floats, tensors: FFNTensors, candidates: Bools | None = None) -> FFNA
     if tensors.activation == "drelu":
         up = np.maximum(up, 0)
     sparse = tensors.activation in ("relu", "drelu", "relu2")
-    fires = gate > tensors.threshold if sparse else np.ones_like(gate, np.bool_)
+    active_gates = gate > tensors.threshold if sparse else np.ones_like(gate, np.bool_)
     if tensors.activation == "swiglu_oai":
         gate, up = np.minimum(gate, tensors.limit), np.clip(up, -tensors.limit, tensors.limit)
         coefficients = gate / (1 + np.exp(-tensors.alpha * gate)) * (up + 1)
@@ -252,7 +252,7 @@ def ffn(x: Floats, tensors: FFNTensors, candidates: Bools | None = None) -> FFNA
         out = dot(coefficients, tensors.down, exact_input=False)
     if tensors.down_bias is not None:
         out = replace(out, values=out.values + tensors.down_bias)
-    return FFNAnswer(out, fires, coefficients)
+    return FFNAnswer(out, active_gates, coefficients)
 
 
 def scores(x: Floats, tensors: PredictorTensors) -> Answer:
@@ -274,19 +274,19 @@ def attention(q: Floats, k: Doubles, v: Doubles, scale: float, kind: AttentionKi
     kind = kind or AttentionKind()
     out = np.empty(q.shape, np.float64)
     last = k.shape[1] - 1
-    seen = np.arange(last + 1)
+    visible = np.arange(last + 1)
     if kind.window is not None:
         first = last - last % kind.window if kind.chunked else last - kind.window + 1
-        seen = seen[seen >= first]
+        visible = visible[visible >= first]
     for head, query in enumerate(q.astype(np.float64)):
         group = head * len(k) // len(q)
-        scores = scale * (k[group, seen] @ query)
+        scores = scale * (k[group, visible] @ query)
         if kind.softcap is not None:
             scores = kind.softcap * np.tanh(scores / kind.softcap)
         if kind.sinks is not None:
             scores = np.append(scores, kind.sinks[head])
         weights = np.exp(scores - scores.max())
-        out[head] = weights[: len(seen)] @ v[group, seen] / weights.sum()
+        out[head] = weights[: len(visible)] @ v[group, visible] / weights.sum()
     return out
 
 

@@ -83,14 +83,14 @@ class OrderedFFN(ReferenceFFN):
             if self.activation in ("relu", "drelu", "relu2"):
                 return super().coefficients(x, gates)  # products alone
             gate = (self.gate or self.up).dot(x)
-            fires = np.ones(gate.shape, np.bool_)
+            active_gates = np.ones(gate.shape, np.bool_)
             up = None if self.gate is None else self.up.dot(x)
             if self.activation == "swiglu_oai":
                 assert up is not None
                 g, u = np.minimum(self.limit, gate), np.maximum(-self.limit, np.minimum(self.limit, up))
-                return fires, (g / (ONE + exponential(-self.alpha * g))) * (u + ONE)
+                return active_gates, (g / (ONE + exponential(-self.alpha * g))) * (u + ONE)
             value = activate(self.activation, gate)
-            return fires, value if up is None else value * up
+            return active_gates, value if up is None else value * up
 
     def down_sum(self, coefficients: Floats) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):

@@ -88,8 +88,8 @@ class OrderedStates:
                 v = mixed[row, 2 * split :].reshape(heads, -1)
                 left = shrink(call.decay[row]).reshape(heads, -1)
                 s = s * left[:, :, None]
-                seen = parts_sum(np.swapaxes(s * k[:, :, None], 1, 2), KEY_PARTS, False)
-                delta = (v - seen * scale_k[:, None]) * sigmoid(call.beta[row])[:, None] * scale_k[:, None]
+                stored = parts_sum(np.swapaxes(s * k[:, :, None], 1, 2), KEY_PARTS, False)
+                delta = (v - stored * scale_k[:, None]) * sigmoid(call.beta[row])[:, None] * scale_k[:, None]
                 s = s + k[:, :, None] * delta[:, None, :]
                 given = parts_sum(np.swapaxes(s * q[:, :, None], 1, 2), KEY_PARTS, False)
                 call.out[row] = given * scale_q[:, None]

@@ -39,7 +39,7 @@ class PseudoTerminal:
         os.close(side)
         self.shown = ""  #: everything so far, without escape sequences
         self._raw = b""
-        self._seen = 0  # of what is shown, by :meth:`wait_for`
+        self._read_up_to = 0  # of what is shown, by :meth:`wait_for`
 
     def send(self, text: str) -> None:
         os.write(self._main, text.encode())
@@ -47,11 +47,11 @@ class PseudoTerminal:
     def wait_for(self, pattern: str) -> str:
         """Returns what is shown from the end of the last match to the end of this one."""
         end = time.monotonic() + PATIENCE_S
-        while not (found := re.search(pattern, self.shown[self._seen :])):
-            assert time.monotonic() < end, f"{pattern!r} did not come: {self.shown[self._seen :]!r}"
-            assert self._read(), f"it ended before {pattern!r}: {self.shown[self._seen :]!r}"
-        text = self.shown[self._seen : self._seen + found.end()]
-        self._seen += found.end()
+        while not (found := re.search(pattern, self.shown[self._read_up_to :])):
+            assert time.monotonic() < end, f"{pattern!r} did not come: {self.shown[self._read_up_to :]!r}"
+            assert self._read(), f"it ended before {pattern!r}: {self.shown[self._read_up_to :]!r}"
+        text = self.shown[self._read_up_to : self._read_up_to + found.end()]
+        self._read_up_to += found.end()
         return text
 
     def wait_for_raw(self, sequence: str) -> None:
@@ -75,7 +75,7 @@ class PseudoTerminal:
         """Waits for the end of the program; its exit code."""
         end = time.monotonic() + PATIENCE_S
         while self._read():
-            assert time.monotonic() < end, f"it did not end: {self.shown[self._seen :]!r}"
+            assert time.monotonic() < end, f"it did not end: {self.shown[self._read_up_to :]!r}"
         return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:

@@ -29,9 +29,9 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "_SECONDS", 0.0)
     monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
-    told: list[tuple[str, int, int]] = []
-    first = hotcold.doctor(gpu="off", output=tmp_path / "a.json", progress=lambda *each: told.append(each))
-    assert {phase for phase, _, _ in told} == {"measuring"} and told[-1][1] == told[-1][2]
+    reports: list[tuple[str, int, int]] = []
+    first = hotcold.doctor(gpu="off", output=tmp_path / "a.json", progress=lambda *each: reports.append(each))
+    assert {phase for phase, _, _ in reports} == {"measuring"} and reports[-1][1] == reports[-1][2]
     assert not first.from_cache and find_hardware(str(tmp_path / "a.json")) == first.hardware
     assert "GPU         not looked for (`gpu=off`)" in str(first)
     second = hotcold.doctor(gpu="off")
@@ -67,7 +67,7 @@ def test_a_disk_that_cannot_be_measured_leaves_no_figures(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "small").write_bytes(b"short")
-    for name, told in (("small", "small has 5 B"), ("missing", "No such file")):
-        with pytest.raises(UserError, match=told):
+    for name, message in (("small", "small has 5 B"), ("missing", "No such file")):
+        with pytest.raises(UserError, match=message):
             hotcold.doctor(gpu="off", disk=tmp_path / name, output=tmp_path / "figures.json")
     assert not (tmp_path / "figures.json").exists() and not (tmp_path / "cache").exists()

@@ -173,17 +173,17 @@ def test_a_profile_is_what_the_command_prints(
     (folder / "text.txt").write_text(TEXT)
     lines, report = printed(capsys, "profile -f text.txt -o one -c 64")
     assert Path(report.pop("output")) == Path("one")
-    seen: list[str] = []
+    phases: list[str] = []
     for i, model in enumerate((None, llm, llm.model)):
         found = hotcold.profile(
             model,
             Path("text.txt"),
             context=64,
             output=f"{i}.gguf" if i else None,
-            progress=lambda phase, done, total: seen.append(phase),
+            progress=lambda phase, done, total: phases.append(phase),
         )
         assert (str(found), as_json(found.report())) == (lines, report)
-    assert set(seen) == {"loading", "windows"} and found.tokens == report["tokens"]
+    assert set(phases) == {"loading", "windows"} and found.tokens == report["tokens"]
     sizes = hotcold.plan(context=64).sizes
     one, two = (read_profile(folder / name, sizes) for name in ("one", "2.gguf"))
     np.testing.assert_array_equal(one.firing, two.firing)
@@ -274,11 +274,11 @@ def test_the_clock_decides(
 
 
 def test_a_benchmark(llm: LLM) -> None:
-    seen = []
+    reports = []
     found = hotcold.bench(
-        llm, n_prompt=9, n_gen=3, parallel=2, repetitions=3, progress=lambda *state: seen.append(state)
+        llm, n_prompt=9, n_gen=3, parallel=2, repetitions=3, progress=lambda *state: reports.append(state)
     )
-    assert seen == [("rounds", done, 3) for done in (1, 2, 3)] and len(found.rounds) == 3
+    assert reports == [("rounds", done, 3) for done in (1, 2, 3)] and len(found.rounds) == 3
     speeds = [each.tok_s for each in found.rounds if each.tok_s is not None]
     assert found.median("tok_s") == found.report()["tok_s"] == statistics.median(speeds)
     assert found.report()["tok_s_range"] == [min(speeds), max(speeds)]

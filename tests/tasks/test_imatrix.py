@@ -71,9 +71,9 @@ def given_to_ffns(path: Path, tokens: list[int]) -> list[np.ndarray]:
     model = loaded(path, backend="reference", threads=None)
     layers: list[list[np.ndarray]] = [[] for _ in range(model.config.layers)]
 
-    def watched(seen: list[np.ndarray], ffn: AnyFFN) -> AnyFFN:
+    def watched(inputs: list[np.ndarray], ffn: AnyFFN) -> AnyFFN:
         def run(normed: Any, residual: Any, batch: Batch, *more: Any) -> None:
-            seen.append(model.backend.read(normed, 0, batch.n_tokens).astype(np.float64))
+            inputs.append(model.backend.read(normed, 0, batch.n_tokens).astype(np.float64))
             ffn(normed, residual, batch, *more)
 
         return run
@@ -81,7 +81,7 @@ def given_to_ffns(path: Path, tokens: list[int]) -> list[np.ndarray]:
     session = model.session("off", wrap=lambda ffns: [*map(watched, layers, ffns)])
     for _ in Scorer(session).logits(tokens):
         pass
-    return [np.concatenate(seen) for seen in layers]
+    return [np.concatenate(inputs) for inputs in layers]
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_inputs_of_ffns_by_plain_numpy(name: str, activation: str, tmp_path: Pat
         for layer, x in enumerate(given_to_ffns(found.path, tokens)):
             hidden = coefficients(file, layer, x, activation, names[0])
             for name, values in zip(names, (x, hidden), strict=True):
-                seen = sums[f"blk.{layer}.{name}.weight"]
-                assert seen.counts == len(tokens) - 1
+                importance = sums[f"blk.{layer}.{name}.weight"]
+                assert importance.counts == len(tokens) - 1
                 squares = (values**2).sum(0)
-                np.testing.assert_allclose(seen.sums[0], squares, rtol=2e-3, atol=1e-4 * squares.mean())
+                np.testing.assert_allclose(importance.sums[0], squares, rtol=2e-3, atol=1e-4 * squares.mean())
 
 
 def test_every_matrix_of_the_layers_is_there(tmp_path: Path) -> None:

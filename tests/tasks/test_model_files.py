@@ -28,17 +28,17 @@ def test_a_checkpoint_is_converted_as_by_the_command(tmp_path: Path) -> None:
 
 
 def test_a_file_is_quantised_as_by_the_command(tmp_path: Path) -> None:
-    files, told = [tmp_path / "a.gguf", tmp_path / "b.gguf"], []
+    files, reports = [tmp_path / "a.gguf", tmp_path / "b.gguf"], []
     done = hotcold.quantize_file(
         str(model_path()),
         files[0],
         "q4_0",
         allow_requantize=True,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: reports.append((done, total)),
     )
     assert cli.main(["quantize", str(model_path()), str(files[1]), "q4_0", "--allow-requantize"]) == 0
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert done.after < done.before and told[-1][0] == told[-1][1] > 0
+    assert done.after < done.before and reports[-1][0] == reports[-1][1] > 0
 
 
 def test_the_perplexity_of_a_text_is_that_of_the_command(
@@ -48,11 +48,11 @@ def test_the_perplexity_of_a_text_is_that_of_the_command(
     options = ["-f", str(tmp_path / "text.txt"), "-c", "64", "--chunks", "2", "--json"]
     assert cli.main(["perplexity", *options]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    seen = []
-    found = hotcold.perplexity(TEXT, context=64, chunks=2, progress=lambda *news: seen.append(news))
+    reports = []
+    found = hotcold.perplexity(TEXT, context=64, chunks=2, progress=lambda *news: reports.append(news))
     assert (found.value, found.error) == (report["ppl"], report["ppl_se"])
     assert (found.tokens, found.windows) == (report["tokens"], report["chunks"])
-    assert seen[-1] == ("windows", 2, 2)
+    assert reports[-1] == ("windows", 2, 2)
     assert str(found).startswith(f"perplexity {report['ppl']:.4f} +- ")
     with LLM(context=64) as llm:
         assert hotcold.perplexity(tmp_path / "text.txt", llm, chunks=2) == found

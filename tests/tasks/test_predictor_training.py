@@ -83,9 +83,9 @@ def test_a_run_and_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) 
         assert fit["size_ratio"] <= 0.15 >= svd["size_ratio"]
     line = "perplexity -f text.txt -c 32 --sparsity predicted --predictor one.gguf --json"
     assert cli.main(line.split()) == 0
-    seen = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert seen["sparsity"] == "predicted"
-    shares = zip(seen["active_share_by_layer"], report["layers"], strict=True)
+    judged = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert judged["sparsity"] == "predicted"
+    shares = zip(judged["active_share_by_layer"], report["layers"], strict=True)
     assert all(share <= fit["candidates"] + 0.05 for share, fit in shares)
     for more, message in (
         (["--work", "one.gguf.work", "--recall", "0.9"], "was started with recall 0.95, not 0.9"),

@@ -75,8 +75,8 @@ def test_hits_are_those_of_a_simulation(seed: int, slots: int, pinned: int) -> N
     own = ExpertCachePlan(0, {}, COUNT, (64,), (slots,), (hot,), (pinned,))
     missed = ram_planning.missing_shares(own, 0, shares).sum()
     tokens = [np.flatnonzero(random.random(COUNT) < shares) for _ in range(3000)]
-    seen = mean(simulated(tokens, slots, {*hot[:pinned]}))
-    assert missed == pytest.approx(seen, abs=0.12 + 0.1 * missed)
+    simulated_mean = mean(simulated(tokens, slots, {*hot[:pinned]}))
+    assert missed == pytest.approx(simulated_mean, abs=0.12 + 0.1 * missed)
 
 
 def drawn(shares: Floats, count: int, stays: float, random: np.random.Generator) -> Routes:
@@ -223,8 +223,8 @@ def test_budgets_that_hold_nothing_are_refused_by_name(
     size: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(capsys, "plan", "-m", str(model), "--ram-budget", size)
-    seen = exact_size(read_size(size))
-    assert f"--ram-budget is {seen}:" in line or f"--ram-budget of {seen}: this model needs" in line
+    got = exact_size(read_size(size))
+    assert f"--ram-budget is {got}:" in line or f"--ram-budget of {got}: this model needs" in line
 
 
 def test_one_expert_is_too_few_and_what_the_error_suggests_is_enough(
@@ -265,8 +265,8 @@ def test_a_budget_above_this_machine_s_memory_is_refused(
     for command in (["plan"], ["generate", "-p", "a"], ["bench"]):
         for size in ("8193MiB", "884552704"):
             line = refused(capsys, *command, "-m", str(model), "--ram-budget", size)
-            seen = f"--ram-budget is {exact_size(read_size(size))}, and this machine has 8.00 GiB"
-            assert f"{seen}: at most 8GiB are allowed" in line
+            got = f"--ram-budget is {exact_size(read_size(size))}, and this machine has 8.00 GiB"
+            assert f"{got}: at most 8GiB are allowed" in line
     assert cli.main(["plan", "-m", str(model), "--ram-budget", "8GiB"]) == 0
     with pytest.raises(UserError, match="`ram_budget` is 9GiB"):
         hotcold.LLM(model, ram_budget="9GiB")

@@ -93,12 +93,12 @@ def test_sixteen_rows_a_step_are_what_single_decode_steps_compute(session: Sessi
         "There was once a little girl who lived in the mountains with her goats."
     )
     engine = Engine(session)
-    seen: list[np.ndarray] = []
+    single_rows: list[np.ndarray] = []
     step = session.run
 
     def run() -> None:
         step()
-        seen.append(session.transformer.read_logits()[0].copy())
+        single_rows.append(session.transformer.read_logits()[0].copy())
 
     session.run = run  # type: ignore[method-assign]
     try:
@@ -110,7 +110,9 @@ def test_sixteen_rows_a_step_are_what_single_decode_steps_compute(session: Sessi
     finally:
         del session.run
     rows = np.concatenate([np.array(logits) for logits in Scorer(session).logits(window)])
-    assert np.array_equal(rows[1:], np.array(seen)[1:])  # the first came from a prompt row, summed otherwise
+    assert np.array_equal(
+        rows[1:], np.array(single_rows)[1:]
+    )  # the first came from a prompt row, summed otherwise
 
 
 def test_pages_are_given_back_when_scoring_stops_early(session: Session) -> None:

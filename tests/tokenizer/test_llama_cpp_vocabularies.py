@@ -59,7 +59,7 @@ def vocabulary(draw: random.Random, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["spm", "bpe", "phi3"])
 def test_llama_cpp_ends_at_the_same_tokens(kind: str, tmp_path: Path) -> None:
     draw = random.Random(kind)
-    seen: set[str] = set()
+    end_tokens: set[str] = set()
     for i in range(12):
         metadata = vocabulary(draw, kind)
         if kind == "phi3":
@@ -73,11 +73,11 @@ def test_llama_cpp_ends_at_the_same_tokens(kind: str, tmp_path: Path) -> None:
         ends = {id for id in range(ours.vocab_size) if llama_cpp.llama_vocab_is_eog(found, id)}
         assert ours.stop_ids == ends
         tokens = metadata["tokenizer.ggml.tokens"]
-        seen |= {tokens[id] for id in ends}
+        end_tokens |= {tokens[id] for id in ends}
         pieces = [*tokens[-6:], "a", " ", "\n", " \t", "ab", "c"]
         for _ in range(10):
             text = "".join(draw.choices(pieces, k=9))
             ids = theirs.tokenize(text.encode(), add_bos=False, special=True)
             assert ours.encode(text, add_bos=False, parse_special=True) == ids, text
         theirs.close()
-    assert len(seen) > 15
+    assert len(end_tokens) > 15

@@ -262,8 +262,8 @@ def test_an_id_that_no_token_has_counts_as_none(key: str, value: int) -> None:
     without = Tokenizer.from_metadata(metadata(**{f"{key}_token_id": None}))
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.stop_ids) == (1, 2, {2})
     assert tokenizer.encode("ab é") == without.encode("ab é")
-    seen = f"tokenizer.ggml.{key}_token_id is {value}: the 271 tokens have the ids 0 to 270"
-    assert [note for note in tokenizer.notes if note.startswith(seen)]
+    note_begin = f"tokenizer.ggml.{key}_token_id is {value}: the 271 tokens have the ids 0 to 270"
+    assert [note for note in tokenizer.notes if note.startswith(note_begin)]
     assert not [note for note in without.notes if "ids 0 to" in note]
 
 

@@ -77,8 +77,8 @@ def test_a_killed_run_ends_with_the_same_weights(text: Source, tmp_path: Path) -
 
         process = multiprocessing.get_context("fork").Process(target=go)
         process.start()
-        seen = [near.recv() for _ in range(steps)]
-        starts.append(seen[0])
+        steps_done = [near.recv() for _ in range(steps)]
+        starts.append(steps_done[0])
         process.join(float(random.uniform(0, 0.01)))  # in a step, or while its state is saved
         process.kill()
         process.join()
@@ -267,11 +267,11 @@ def test_a_small_disk_is_refused_before_training(
 
 def test_a_loss_that_is_not_a_number(text: Source, tmp_path: Path) -> None:
     """The state that stays is one from which a run could go on."""
-    seen, fix = (
+    got, fix = (
         "the loss|the gradient|a weight",
         "start again with a lower `learning_rate` and another `work`",
     )
-    with pytest.raises(UserError, match=rf"({seen}) is (nan|inf) at step \d+ of 40: {fix}"):
+    with pytest.raises(UserError, match=rf"({got}) is (nan|inf) at step \d+ of 40: {fix}"):
         sparsify(LLAMA, [text], tmp_path / "sparse", replace(OPTIONS, learning_rate=1e30), save_seconds=0)
     state = torch.load(tmp_path / "sparse.work" / "state.pt", weights_only=True)
     assert all(bool(torch.isfinite(weights).all()) for weights in state["model"].values())

@@ -80,7 +80,7 @@ def unpacked(layout: MapLayout, frame: Frame) -> dict[int, Bools]:
     return dict(zip(frame.of, found, strict=True))
 
 
-def truth(model: LoadedModel, request: Request, told: str = "active") -> dict[int, Bools]:
+def truth(model: LoadedModel, request: Request, mask_name: str = "active") -> dict[int, Bools]:
     """By token, which of all neurons fired to choose it, in the order of the file: every token of the text
     once more by the decode rule, on one backend, with masks that the test itself gives to the FFNs."""
     found: list[Bools] = []
@@ -89,7 +89,7 @@ def truth(model: LoadedModel, request: Request, told: str = "active") -> dict[in
     def watch(ffns: list[Any]) -> list[Any]:
         for ffn, n in zip(ffns, model.config.neurons, strict=True):
             masks.append(model.backend.zeros((model.limits.tokens, -(-n // 64)), np.uint64))
-            setattr(ffn, told, masks[-1])
+            setattr(ffn, mask_name, masks[-1])
         return ffns
 
     session = model.session(wrap=watch)
@@ -120,14 +120,14 @@ def agrees(shown: dict[int, Bools], expected: dict[int, Bools], order: npt.NDArr
     """The share of expected neurons among the neurons that are active in either."""
     same = every = 0
     for token, cells in shown.items():
-        fired = expected[token][order]
-        same += int((fired & cells).sum())
-        every += int((fired | cells).sum())
+        active = expected[token][order]
+        same += int((active & cells).sum())
+        every += int((active | cells).sum())
     return same / every
 
 
 @pytest.mark.parametrize("sparsity", ["exact", "off"])
-def test_cells_are_the_neurons_that_fired(model: LoadedModel, sparsity: str) -> None:
+def test_cells_are_the_active_neurons(model: LoadedModel, sparsity: str) -> None:
     session = model.session(sparsity)
     layout = NeuronMap(model).layout
     request, frames = run(session)
@@ -165,7 +165,7 @@ def test_cells_of_a_model_on_a_device(model: LoadedModel, vulkan: Any) -> None:
     session.close()
 
 
-def test_predicted_neurons_that_fired(tmp_path: Path) -> None:
+def test_predicted_neurons_that_are_active(tmp_path: Path) -> None:
     """No more neurons are shown than the FFNs counted; and the same text as unwatched."""
     model = load(with_sidecar(tmp_path), LoadOptions(threads=1, sparsity="predicted"))
     session = model.session()
@@ -212,9 +212,9 @@ def test_a_viewer_sees_only_its_own_request(model: LoadedModel) -> None:
     engine.add(other)
     frames = [piece.frame for piece in stream(engine, own) if piece.frame is not None]
     assert own.output == expected.output and len(other.output) > 10
-    seen, before = ({t: c for f in each for t, c in unpacked(layout, f).items()} for each in (frames, alone))
-    assert seen.keys() == before.keys()
-    for token, cells in seen.items():
+    after, before = ({t: c for f in each for t, c in unpacked(layout, f).items()} for each in (frames, alone))
+    assert after.keys() == before.keys()
+    for token, cells in after.items():
         np.testing.assert_array_equal(cells, before[token])
 
 
@@ -334,7 +334,7 @@ def test_without_zeros_the_tenth_that_works_hardest_is_shown(tmp_path: Path) -> 
     file_order = np.concatenate([words * i + np.arange(n) for i, n in enumerate(layout.neurons)])
     assert agrees(shown, truth(model, request, "strongest"), file_order) == 1
     tenth = sum(-(-n // 10) for n in layout.neurons)
-    assert {fired for frame in frames for fired in frame.fired} == {(0, tenth)}
+    assert {counts for frame in frames for counts in frame.fired} == {(0, tenth)}
 
 
 @pytest.mark.parametrize("down", ["by_output", "by_neuron"])
@@ -349,13 +349,13 @@ def test_experts_that_were_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (layout.unit, layout.zeros, layout.bits) == ("expert", False, 1)
     assert layout.neurons == layout.cells == (count,) * config.layers
     live, noted = Live(session), []
-    take = live.map.seen
+    take = live.map.token_masks
 
-    def seen(masks: Any, row: int) -> Any:
+    def noted_masks(masks: Any, row: int) -> Any:
         noted.append(np.concatenate([mask[row] for mask in masks]))
         return take(masks, row)
 
-    monkeypatch.setattr(live.map, "seen", seen)
+    monkeypatch.setattr(live.map, "token_masks", noted_masks)
     monkeypatch.setattr("hotcold.engine.engine.Live", lambda _: live)
     engine, ids = Engine(session), [1, 2, 3, 4, 5]
     request = Request(Job(ids, SamplingParams(temperature=0), max_tokens=8, ignore_eos=True, picture=True))
@@ -364,8 +364,8 @@ def test_experts_that_were_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bits = NeuronMap(session.model)._bits
     assert len(shown) == len(noted) > 4
     for cells, masks in zip(shown.values(), noted, strict=True):
-        fired = np.unpackbits(masks.view(np.uint8), bitorder="little")[bits]
-        at_work = fired.reshape(config.layers, count, neurons).any(2)
+        active = np.unpackbits(masks.view(np.uint8), bitorder="little")[bits]
+        at_work = active.reshape(config.layers, count, neurons).any(2)
         np.testing.assert_array_equal(cells.reshape(config.layers, count), at_work)
         assert (at_work.sum(1) == chosen).all()
     assert {n for frame in frames for n in frame.fired} == {(0, chosen * config.layers)}

@@ -52,14 +52,14 @@ def with_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> 
         else:
             results = {"role": "user", "content": result}
             changed.append(results)
-    return _told(changed, described(tools)) if tools else changed
+    return _with_instructions(changed, described(tools)) if tools else changed
 
 
 def with_tools_in_channels(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
     """Adds the description of tools, for a Harmony model whose template has none."""
     lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = "# Tools\n\nCalls to these functions must go to the commentary channel, as functions.NAME:\n"
-    return _told(messages, text + "\n".join(lines))
+    return _with_instructions(messages, text + "\n".join(lines))
 
 
 def with_tools_of_deepseek(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
@@ -69,10 +69,10 @@ def with_tools_of_deepseek(messages: Sequence[Message], tools: Sequence[dict[str
         f"Parameters: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}\n"
         for function in (tool["function"] for tool in tools)
     ]
-    return _told(messages, "\n".join([_OF_DEEPSEEK, *parts, _FORM_OF_DEEPSEEK]))
+    return _with_instructions(messages, "\n".join([_OF_DEEPSEEK, *parts, _FORM_OF_DEEPSEEK]))
 
 
-def _told(messages: Sequence[Message], text: str) -> list[Message]:
+def _with_instructions(messages: Sequence[Message], text: str) -> list[Message]:
     """Appends a text to the system message."""
     changed = [dict(message) for message in messages]
     if not changed or changed[0]["role"] not in ("system", "developer"):

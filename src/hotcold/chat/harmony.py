@@ -33,7 +33,7 @@ class HarmonyStream(AnswerStream):
         self._name = ""
         self._raw = ""  # text of a call since its header, if it turns out to be content
         self._arguments = ""
-        self._told: set[str] = set()  # kinds with text so far
+        self._kinds_with_text: set[str] = set()
 
     def _start(self, end: bool) -> Iterable[Part]:
         """Reads a message's header, at the start of the answer or after a message. Other text is content."""
@@ -60,7 +60,7 @@ class HarmonyStream(AnswerStream):
             thinks = bool(channels) and channels[-1] == "analysis"
             self._kind = "reasoning" if thinks else "content"
             # Separates two messages of a kind by a line break.
-            return (Part(self._kind, "\n"),) if self._kind in self._told else ()
+            return (Part(self._kind, "\n"),) if self._kind in self._kinds_with_text else ()
         self._kind = "call" if self._name in self._tools else "content"
         self._raw = header + mark
         if self._kind == "content":
@@ -91,7 +91,7 @@ class HarmonyStream(AnswerStream):
         if not text:
             return
         if self._kind != "call":
-            self._told.add(self._kind)
+            self._kinds_with_text.add(self._kind)
             yield Part(self._kind, text)
         elif self._sure:
             yield Part("call_arguments", text, self.calls - 1)

@@ -162,7 +162,7 @@ class _Rules:
 
     def _flat(self, parts: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
         """Yields the schemas of one value; ``$ref`` and ``allOf`` are replaced by their schemas."""
-        left, seen = [*parts], set()
+        left, references = [*parts], set()
         while left:
             self._step()
             part = left.pop(0)
@@ -170,8 +170,8 @@ class _Rules:
                 continue
             left[:0] = part.get("allOf", ())
             reference = part.get("$ref")
-            if isinstance(reference, str) and reference not in seen:
-                seen.add(reference)
+            if isinstance(reference, str) and reference not in references:
+                references.add(reference)
                 left.insert(0, self._target(reference))
             yield {key: each for key, each in part.items() if key not in ("$ref", "allOf", "$defs")}
 

@@ -233,22 +233,22 @@ class LiteralReader:
     def _string_ends(self, quote: str, behind: str) -> _Reading[bool]:
         """Returns whether the quote whose first character was read ends the string, and one of the characters
         ``behind`` follows. Otherwise adds the characters to the string."""
-        seen = quote[0]
+        read_text = quote[0]
         for expected in quote[1:]:
             character = yield from self._read()
             if character != expected:
-                self._append(seen)
+                self._append(read_text)
                 self._back = character + self._back
                 return False
-            seen += character
+            read_text += character
         if not self._notation.escapes:
             return True
         while (character := (yield from self._read())).isspace():
-            seen += character
+            read_text += character
         self._back = character + self._back
         if character in behind:
             return True
-        self._append(seen)
+        self._append(read_text)
         return False
 
     def _escape(self) -> _Reading[None]:

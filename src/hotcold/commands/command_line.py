@@ -119,7 +119,7 @@ class _Words:
         elif not given:
             value = self._value(name, takes)
         row = next((each for each in rows if re.fullmatch(each.when, value)), rows[-1])
-        seen = f"{name} {value}".strip()
+        option = f"{name} {value}".strip()
         if row.outcome == NO:
             raise UserError(f"{name} of llama.cpp does not exist in `{self._parser.prog}`: {row.text}")
         if row.outcome == IS:
@@ -127,9 +127,9 @@ class _Words:
             if words[0] not in self._parser.names:
                 self._parser.unknown(word)
             self._found += words
-            self._notes.append(f"{seen} is read as {' '.join(words)}")
+            self._notes.append(f"{option} is read as {' '.join(words)}")
         else:
-            self._notes.append(f"{seen} has no effect: {row.text}")
+            self._notes.append(f"{option} has no effect: {row.text}")
 
     def _is_for(self, row: Row) -> bool:
         """Returns whether the row applies to this command: most rows are for commands that run a model."""

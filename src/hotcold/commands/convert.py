@@ -168,7 +168,7 @@ def _hot_first(args: argparse.Namespace, output: Path) -> int:
     start = time.perf_counter()
     with progress("converting", in_bytes=True) as advance:
         done, worth = hot_first(
-            args.source, output, args.hot_first, force=args.force, told=print, progress=advance
+            args.source, output, args.hot_first, force=args.force, show=print, progress=advance
         )
     print(f"{output}: hot neurons first, {done.nbytes / 1e6:.1f} MB, with its profile", file=sys.stderr)
     report = {

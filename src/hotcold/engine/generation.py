@@ -72,7 +72,7 @@ class Continuation:
         job = request.job
         self._text = TextStream(engine.model.tokenizer, job.prompt, job.stop, job.shown, job.thought)
         self._pushed = 0  # tokens passed to the text stream; none follows a stop string
-        self._told = 0  # tokens in pieces so far
+        self._tokens_in_pieces = 0
         self._scored = 0  # prompt tokens with log-probabilities in pieces so far
         self._ended = False
 
@@ -112,8 +112,8 @@ class Continuation:
         elif not text and not self.has_scores:
             return None
         stop, viewer = self._text.stop, self.request.viewer
-        new = slice(self._told, self._pushed)
-        self._told = self._pushed
+        new = slice(self._tokens_in_pieces, self._pushed)
+        self._tokens_in_pieces = self._pushed
         prompt_logprobs = tuple(self.request.prompt_logprobs[self._scored :])
         self._scored += len(prompt_logprobs)
         return Piece(

@@ -214,8 +214,8 @@ def _encode_bf16(values: Floats) -> Bytes:
 
 
 def _refuse_overflow(values: Floats, infinite: npt.NDArray[np.bool_], name: str) -> None:
-    for seen in values[infinite & np.isfinite(values)]:
-        raise BlockTypeError(f"value {seen:g} does not fit in {name}; keep this tensor in F32")
+    for value in values[infinite & np.isfinite(values)]:
+        raise BlockTypeError(f"value {value:g} does not fit in {name}; keep this tensor in F32")
 
 
 # --- types of 32 weights: a float16 scale, for some a float16 minimum, then codes ---
@@ -421,6 +421,6 @@ def block_type(name_or_id: BlockType | str | int) -> BlockType:
         name_or_id = name_or_id.id
     found = BLOCK_TYPES.get(name_or_id) if isinstance(name_or_id, str) else GGML_TYPES.get(name_or_id)
     if found is None or not found.supported:
-        seen = found.name if found else repr(name_or_id)
-        raise BlockTypeError(f"block type {seen} is not supported: choose from {', '.join(BLOCK_TYPES)}")
+        got = found.name if found else repr(name_or_id)
+        raise BlockTypeError(f"block type {got} is not supported: choose from {', '.join(BLOCK_TYPES)}")
     return found

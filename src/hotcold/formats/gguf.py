@@ -406,8 +406,8 @@ def _read_info(cursor: Cursor, name: str, alignment: int) -> TensorInfo:
     kind = GGML_TYPES.get(number)
     if kind is None:
         names = ", ".join(type.name for type in GGML_TYPES.values() if type.supported)
-        seen = f"{number} ({_GONE[number]})" if number in _GONE else number
-        raise GGUFError(f"tensor {name} has unknown block type number {seen}: supported are {names}")
+        got = f"{number} ({_GONE[number]})" if number in _GONE else number
+        raise GGUFError(f"tensor {name} has unknown block type number {got}: supported are {names}")
     empty = shape == (0,) and kind.name == "I32"  # PowerInfer's list for a layer without hot neurons
     if not empty and not all(1 <= size < 1 << 63 for size in shape):
         raise GGUFError(f"tensor {name} has shape {shape}: each dimension must be from 1 to 2^63 - 1")

@@ -139,8 +139,8 @@ class Grammars:
             if self._closed:
                 found = _closed()
             if isinstance(found, Grammar | GrammarError):
-                told = found.source if isinstance(found, Grammar) else str(found)
-                self._checked.put(grammar, found, len(grammar.source) + len(told) + 500)
+                text = found.source if isinstance(found, Grammar) else str(found)
+                self._checked.put(grammar, found, len(grammar.source) + len(text) + 500)
             del self._under_way[grammar]
         _settle(future, found)
 

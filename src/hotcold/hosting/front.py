@@ -126,7 +126,7 @@ class EngineFront:
         if self._status != "new":
             raise RuntimeError(f"this engine is {self._status}: create a new one")
         self._status = "loading"
-        pipes = _Pipes(self._told, self._process_ended, self._fail)
+        pipes = _Pipes(self._received, self._process_ended, self._fail)
         try:
             self._transport, _ = await asyncio.get_running_loop().subprocess_exec(
                 lambda: pipes,
@@ -250,7 +250,7 @@ class EngineFront:
             self._idle.set()
         return reply
 
-    def _told(self, message: Any) -> None:
+    def _received(self, message: Any) -> None:
         match message:
             case Loading():
                 self._loaded = message.done / max(message.total, 1)
@@ -389,16 +389,16 @@ class _Pipes(asyncio.SubprocessProtocol):
     its output; ``failed`` for an invalid message."""
 
     def __init__(
-        self, told: Callable[[Any], None], ended: Callable[[], None], failed: Callable[[str], None]
+        self, received: Callable[[Any], None], ended: Callable[[], None], failed: Callable[[str], None]
     ) -> None:
-        self._told, self._ended, self._failed = told, ended, failed
+        self._received, self._ended, self._failed = received, ended, failed
         self._unpacker = Unpacker()
         self._left = {"output", "process"}
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         try:
             for parts in self._unpacker.push(data):
-                self._told(decode(*parts))
+                self._received(decode(*parts))
         except ValueError as error:  # later data cannot be parsed, either
             self._failed(f"the engine process sent an invalid message: {error}")
 

@@ -17,13 +17,13 @@ from hotcold.errors import UserError
 from hotcold.hosting.loop import Command, EngineBroken, EngineThread
 from hotcold.hosting.messages import (
     Abort,
+    EngineMessage,
     Failure,
     Load,
     LoadFailed,
     Loading,
     Ready,
     Step,
-    Told,
     decode,
     encode,
 )
@@ -52,7 +52,7 @@ def serve(reading: int, writing: int) -> int:
     writer = Writer(writing, gone=_leave)
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
 
-    def tell(message: Told) -> None:
+    def tell(message: EngineMessage) -> None:
         writer.write(partial(encoded, message, commands.put))
 
     first = reader.read()
@@ -81,7 +81,7 @@ def serve(reading: int, writing: int) -> int:
     os._exit(code)  # does not wait for threads in system calls
 
 
-def encoded(message: Told, put: Callable[[Command], None]) -> bytes:
+def encoded(message: EngineMessage, put: Callable[[Command], None]) -> bytes:
     """Encodes a message. If a step is too large, only its jobs end, with an error."""
     try:
         return encode(message)
@@ -95,7 +95,7 @@ def encoded(message: Told, put: Callable[[Command], None]) -> bytes:
         return encode(Step((), tuple(failures.values())))
 
 
-def _loaded(load: Load, tell: Callable[[Told], None]) -> Engine | None:
+def _loaded(load: Load, tell: Callable[[EngineMessage], None]) -> Engine | None:
     """Loads the model, and its drafter if there is one. If that fails, reports the error and returns None."""
     last = -_PROGRESS_S
 
@@ -119,7 +119,7 @@ def _loaded(load: Load, tell: Callable[[Told], None]) -> Engine | None:
     return None
 
 
-def _listen(reader: Reader, put: Callable[[Command], None], tell: Callable[[Told], None]) -> None:
+def _listen(reader: Reader, put: Callable[[Command], None], tell: Callable[[EngineMessage], None]) -> None:
     """Reads commands until the front closes the pipe, then ends the process."""
     try:
         while (parts := reader.read()) is not None:

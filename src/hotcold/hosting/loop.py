@@ -213,11 +213,11 @@ class EngineThread:
             file=sys.stderr,
             flush=True,
         )
-        told = RequestError(str(error), "engine_failed") if isinstance(error, UserError) else error
+        reported = RequestError(str(error), "engine_failed") if isinstance(error, UserError) else error
         ended = [id for id, each in self._running.items() if each.request.finished]
         for id in ended:
             self._forget(id)
-        self._fail([(id, told) for id in ended])
+        self._fail([(id, reported) for id in ended])
         self._failed_steps += 1
         if self._failed_steps == _TRIES:
             raise EngineBroken(str(error)) from error

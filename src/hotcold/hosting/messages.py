@@ -88,7 +88,7 @@ class Stats:
 
 
 Command: TypeAlias = Load | Submit | Abort | AskStats | Close
-Told: TypeAlias = Loading | Ready | LoadFailed | Step | Stats
+EngineMessage: TypeAlias = Loading | Ready | LoadFailed | Step | Stats
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -96,7 +96,7 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
-def encode(message: Command | Told) -> bytes:
+def encode(message: Command | EngineMessage) -> bytes:
     """Encodes a message. Raises PlainDataError if it is too long."""
     ids = message.job.prompt if isinstance(message, Submit) else ()
     if isinstance(message, Submit):

@@ -223,9 +223,9 @@ def _download(hub: _Hub, path: Path, remote: _Remote, advance: Callable[[int], N
             advance(done)
         file.flush()
         os.fsync(file.fileno())
-    if (seen := checksum.hexdigest()) != remote.checksum:
+    if (got := checksum.hexdigest()) != remote.checksum:
         path.unlink()
-        differs = f"has the checksum {seen[:16]}..., not {remote.checksum[:16]}..."
+        differs = f"has the checksum {got[:16]}..., not {remote.checksum[:16]}..."
         raise HubError(
             f"{shown(remote.file, 120)}: the downloaded file {differs}; it was deleted: download it again"
         )
@@ -287,13 +287,13 @@ def _errors(name: HubName) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        told = _told(name, error)
-        if told is None:
+        message = _error_text(name, error)
+        if message is None:
             raise
-        raise HubError(told) from error
+        raise HubError(message) from error
 
 
-def _told(name: HubName, error: Exception) -> str | None:
+def _error_text(name: HubName, error: Exception) -> str | None:
     """The fix for an error; None if the error is not the hub's."""
     kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
     if kind == "GatedRepoError":

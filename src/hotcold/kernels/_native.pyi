@@ -203,7 +203,7 @@ class Program:
         out: NDArray[numpy.float32],
         skip: bool,
         mask: NDArray[numpy.uint64] | None,
-        fired: NDArray[numpy.uint64] | None,
+        active: NDArray[numpy.uint64] | None,
         stats: NDArray[numpy.int64] | None,
         accumulate: bool,
         ids: NDArray[numpy.int32] | None,

@@ -300,9 +300,9 @@ def check_blend(first: Buffer | None, share: Buffer | None) -> None:
         raise ValueError("wkv7: first and share are needed together, or neither")
 
 
-def _check_choice(label: str, seen: str, allowed: tuple[str, ...]) -> None:
-    if seen not in allowed:
-        raise ValueError(f"{label} {seen!r}: choose from {', '.join(allowed)}")
+def _check_choice(label: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{label} {value!r}: choose from {', '.join(allowed)}")
 
 
 def check_parts(label: str, whole: int, parts: int) -> None:

@@ -63,45 +63,45 @@ def choose_gpu(asked: str | None, *, needed: bool = False) -> tuple[GPU | None, 
     asked = wished(asked)
     if asked == OFF:
         return None, ""
-    seen, reason = find_gpus()
+    gpus, reason = find_gpus()
     if asked is not None:
-        return _named(asked, seen, reason), ""
-    usable = [gpu for kind in USUAL_KINDS for gpu in seen if gpu.kind == kind and not gpu.problem]
+        return _named(asked, gpus, reason), ""
+    usable = [gpu for kind in USUAL_KINDS for gpu in gpus if gpu.kind == kind and not gpu.problem]
     if usable:
         return usable[0], ""
-    refused = [gpu for gpu in seen if gpu.kind in USUAL_KINDS]
+    refused = [gpu for gpu in gpus if gpu.kind in USUAL_KINDS]
     note = f"GPU {refused[0].title} is not used: {refused[0].problem}" if refused else ""
     if needed:
-        unusual = f"only software drivers found, {titles(seen)}: name one to use it (`gpu`)"
-        raise GPUError(note or (unusual if seen else reason))
+        unusual = f"only software drivers found, {titles(gpus)}: name one to use it (`gpu`)"
+        raise GPUError(note or (unusual if gpus else reason))
     return None, note
 
 
 def choose_gpus(asked: str | None, *, needed: bool = False) -> tuple[tuple[GPU, ...], str]:
     """Does the same for several devices, with commas between their names or numbers."""
     text = wished(asked) or ""
-    seen, reason = find_gpus() if "," in text else ([], "")
-    if "," not in text or any(text.casefold() in gpu.name.casefold() for gpu in seen):  # a name has commas
+    gpus, reason = find_gpus() if "," in text else ([], "")
+    if "," not in text or any(text.casefold() in gpu.name.casefold() for gpu in gpus):  # a name has commas
         gpu, note = choose_gpu(asked, needed=needed)
         return (() if gpu is None else (gpu,)), note
-    chosen = tuple(_named(each.strip(), seen, reason) for each in text.split(","))
+    chosen = tuple(_named(each.strip(), gpus, reason) for each in text.split(","))
     if twice := [gpu for gpu in chosen if chosen.count(gpu) > 1]:
         raise GPUError(f"`gpu={text}`: {twice[0].title} is given twice: give it once")
     return chosen, ""
 
 
-def titles(seen: Sequence[GPU]) -> str:
-    return ", ".join(gpu.title for gpu in seen)
+def titles(gpus: Sequence[GPU]) -> str:
+    return ", ".join(gpu.title for gpu in gpus)
 
 
-def _named(asked: str, seen: Sequence[GPU], reason: str) -> GPU:
-    if not seen:
+def _named(asked: str, gpus: Sequence[GPU], reason: str) -> GPU:
+    if not gpus:
         raise GPUError(f"`gpu={asked}`: {reason}")
-    matching = [gpu for gpu in seen if str(gpu.index) == asked]
+    matching = [gpu for gpu in gpus if str(gpu.index) == asked]
     if not matching and not re.fullmatch("[0-9]{1,2}", asked):  # 7600 is a part of a name
-        matching = [gpu for gpu in seen if asked.casefold() in gpu.name.casefold()]
+        matching = [gpu for gpu in gpus if asked.casefold() in gpu.name.casefold()]
     if not matching:
-        raise GPUError(f"`gpu={asked}`: no such device: choose from {titles(seen)}, or {OFF}")
+        raise GPUError(f"`gpu={asked}`: no such device: choose from {titles(gpus)}, or {OFF}")
     exactly = [gpu for gpu in matching if asked.casefold() == gpu.name.casefold()]
     matching = exactly or matching
     if len(matching) > 1:

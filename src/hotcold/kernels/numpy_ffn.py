@@ -229,18 +229,18 @@ def _part(values: Floats | None, rows: slice) -> Floats | None:
 def activated(ffn: FFNTensors | ReferenceFFN, gate: Floats, up: Floats | None) -> tuple[Bools, Floats]:
     """Returns which gates are active, and the coefficients of their down rows, from the results of gate and
     up rows. All are ``[T, N]``. Without a gate, up takes its place, and the coefficient is ``act(up)``."""
-    fires, value = gate > np.float32(ffn.threshold), np.float32(1) if up is None else up
+    active_gates, value = gate > np.float32(ffn.threshold), np.float32(1) if up is None else up
     if ffn.activation == "relu":
-        return fires, np.where(fires, gate * value, np.float32(0))
+        return active_gates, np.where(active_gates, gate * value, np.float32(0))
     if ffn.activation == "drelu":  # TurboSparse, arXiv 2406.05955: relu(gate) * relu(up)
-        return fires, np.where(fires & (value > 0), gate * value, np.float32(0))
+        return active_gates, np.where(active_gates & (value > 0), gate * value, np.float32(0))
     if ffn.activation == "relu2":  # Primer, arXiv 2109.08668: relu(gate)^2
-        return fires, np.where(fires, gate * gate * value, np.float32(0))
+        return active_gates, np.where(active_gates, gate * gate * value, np.float32(0))
     if ffn.activation == "swiglu_oai":  # gpt-oss, like its published PyTorch code
         limit, alpha = np.float32(ffn.limit), np.float32(ffn.alpha)
         gate, value = np.minimum(gate, limit), np.clip(value, -limit, limit)
-        return np.ones_like(fires), gate * sigmoid(alpha * gate) * (value + np.float32(1))
-    return np.ones_like(fires), _smooth(ffn.activation, gate) * value
+        return np.ones_like(active_gates), gate * sigmoid(alpha * gate) * (value + np.float32(1))
+    return np.ones_like(active_gates), _smooth(ffn.activation, gate) * value
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class FFNStep:
     def run(self, w: ReferenceFFN | ReferenceExperts) -> tuple[Floats, tuple[Masks, Masks], Counts]:
         """Returns ``y`` ``[T, D]``, masks ``[n_decode, words]`` of active and strongest neurons, counts."""
         y, counts = np.zeros_like(self.x), np.zeros(len(FFN_COUNTS), np.int64)
-        fired, strongest = np.zeros((2, self.n_decode, w.words), np.uint64)
+        active, strongest = np.zeros((2, self.n_decode, w.words), np.uint64)
         if self.ids is not None:
             check_ids(self.ids, len(w.parts))
         word = 0
@@ -275,17 +275,19 @@ class FFNStep:
             if self.mask is not None:
                 candidates = unpack_mask(self.mask[decode, words], part.neurons)
             gates = None if self.gates is None else self.gates[rows]
-            fires, coefficients = part.coefficients(self.x[rows], gates)
-            fires, decoded = fires[: len(decode)], coefficients[: len(decode)]
+            active_gates, coefficients = part.coefficients(self.x[rows], gates)
+            active_gates, decoded = active_gates[: len(decode)], coefficients[: len(decode)]
             decoded[~candidates] = 0
-            fired[decode, words] = pack_mask(decoded != 0)
+            active[decode, words] = pack_mask(decoded != 0)
             strongest[decode, words] = pack_mask(strongest_of(decoded))
-            gated, added = (candidates & fires, decoded != 0) if self.skip else (candidates, candidates)
+            gated, added = (
+                (candidates & active_gates, decoded != 0) if self.skip else (candidates, candidates)
+            )
             if gates is not None:  # up rows are read first, for active gates only
                 candidates, gated = gated, candidates[:0]
             counts += part.count(candidates, gated, added)
             y[rows] += factors * part.down_sum(coefficients)
-        return y, (fired, strongest), counts
+        return y, (active, strongest), counts
 
     def _rows_of(self, expert: int) -> tuple[Ints, Floats]:
         """Returns the rows that chose an expert, and their factors ``[rows, 1]``."""

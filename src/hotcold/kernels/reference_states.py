@@ -222,8 +222,8 @@ class ReferenceStates:
         for run in sequences_of(batch, slots):
             s = run.load(state)  # [H, keys, values]
             for row in run.rows:
-                seen = np.einsum("hkv,hk->hv", s, units[row])
-                s = s * decays[row, :, :, None] - (rates[row] * units[row])[:, :, None] * seen[:, None, :]
+                stored = np.einsum("hkv,hk->hv", s, units[row])
+                s = s * decays[row, :, :, None] - (rates[row] * units[row])[:, :, None] * stored[:, None, :]
                 s = s + keys[row, :, :, None] * values[row, :, None, :]
                 y = np.einsum("hkv,hk->hv", s, queries[row])
                 y = y - y.mean(-1, keepdims=True)

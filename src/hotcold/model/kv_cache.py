@@ -190,16 +190,16 @@ class SlotPool(_Pool):
 
     def clear(self) -> None:
         super().clear()
-        self._lies = list(range(self.slots + self.spare))
+        self._indices = list(range(self.slots + self.spare))
 
     def at(self, slot: int) -> int:
         """Returns the index of a slot in buffers; -1 stays -1."""
-        return slot if slot < 0 else self._lies[slot]
+        return slot if slot < 0 else self._indices[slot]
 
     def exchange(self, slot: int, other: int) -> None:
         """Swaps the states of two slots, without copying values."""
-        lies = self._lies
-        lies[slot], lies[other] = lies[other], lies[slot]
+        indices = self._indices
+        indices[slot], indices[other] = indices[other], indices[slot]
 
     def take(self, owner: Hashable) -> int | None:
         """Allocates one more slot for an owner; None if none is free."""

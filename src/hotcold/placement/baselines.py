@@ -51,7 +51,7 @@ def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: 
     least = np.minimum(sizes.neurons, handshake / np.maximum(saved, 1e-300))
     firing = list(profile.firing)
     while True:
-        placement = Solver(sizes, profile, _missed_firings(firing)).solve(budget)
+        placement = Solver(sizes, profile, _missed_activations(firing)).solve(budget)
         hot = np.array([mask.sum() for mask in placement.hot])
         too_few = [i for i in np.argsort(hot) if 0 < hot[i] < least[i]]
         if not too_few:
@@ -59,7 +59,7 @@ def paper_placement(sizes: Sizes, profile: Profile, hardware: Hardware, budget: 
         firing[too_few[0]] = 0 * firing[too_few[0]]
 
 
-def _missed_firings(firing: Sequence[npt.NDArray[Any]]) -> Costs:
+def _missed_activations(firing: Sequence[npt.NDArray[Any]]) -> Costs:
     """Returns costs whose minimum has the most activations on the GPU: an activation costs 1 on the CPU, 0 on
     the GPU."""
     dense = np.full(len(firing), _OF_A_DENSE_PART)

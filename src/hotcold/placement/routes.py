@@ -47,8 +47,8 @@ def _replayed(routes: Ids, experts: int, stay: Ids, free: int, counted: slice) -
     beyond = np.where(unsure, longer[free] / np.maximum(longer[np.where(unsure, depths, 0)], 1e-12), 0.0)
     counts = np.zeros(routes.shape[1] + 1)
     for missed, chances in zip(sure[counted].tolist(), beyond[counted], strict=True):
-        spread = how_many(chances)
-        counts[missed : missed + len(spread)] += spread
+        distribution = how_many(chances)
+        counts[missed : missed + len(distribution)] += distribution
     return counts
 
 
@@ -86,6 +86,6 @@ def how_many(chances: Sequence[float] | Doubles) -> Doubles:
     return distribution
 
 
-def mean(spread: Doubles) -> float:
+def mean(distribution: Doubles) -> float:
     """Returns the mean number of missed experts, from the share of tokens that miss 0, 1, 2, ..."""
-    return float((np.arange(len(spread)) * spread).sum())
+    return float((np.arange(len(distribution)) * distribution).sum())

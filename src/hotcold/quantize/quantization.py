@@ -288,8 +288,8 @@ class _Errors:
         error -= values
         squares = [float(np.vdot(each, each)) for each in (error, values)]
         with self._lock:
-            seen = self._sums.get(type.name, (0.0, 0.0))
-            self._sums[type.name] = (seen[0] + squares[0], seen[1] + squares[1])
+            sums = self._sums.get(type.name, (0.0, 0.0))
+            self._sums[type.name] = (sums[0] + squares[0], sums[1] + squares[1])
 
     def of(self, type: str) -> float | None:
         wrong, whole = self._sums.get(type, (0.0, 0.0))

@@ -366,7 +366,7 @@ class Watched:
         _serve(self, sides, ffns)
         self.programs = transformer.record([*ffns])
 
-    def fired(self, rows: int) -> list[npt.NDArray[np.uint64]]:
+    def active_masks(self, rows: int) -> list[npt.NDArray[np.uint64]]:
         """Returns each layer's masks of the last step's first rows, ``[rows, words]``. A split layer has its
         hot neurons first, then, from a whole word on, its cold ones, each in ascending order."""
         return [self._masks(ffn, rows) for ffn in self._ffns]
@@ -382,8 +382,8 @@ class Watched:
             side.close()
 
     def _masks(self, ffn: FFN, rows: int) -> npt.NDArray[np.uint64]:
-        told = ffn.active if ffn.strongest is None else ffn.strongest
-        parts = [] if told is None else [ffn.backend.read(told, 0, rows)]
+        bits = ffn.active if ffn.strongest is None else ffn.strongest
+        parts = [] if bits is None else [ffn.backend.read(bits, 0, rows)]
         if isinstance(ffn, SplitFFN):
             parts.append(self._cold.read(ffn.cold_active, 0, rows))
         return parts[0] if len(parts) == 1 else np.hstack(parts)

@@ -35,7 +35,7 @@ def make_app(
     app = Starlette(
         routes=[*api_routes(service), *pages],
         exception_handlers={
-            APIError: _told,
+            APIError: _answer_error,
             UserError: _answer_user_error,
             HTTPException: _of_http,
             Exception: _answer_defect,
@@ -61,7 +61,7 @@ class _Counted:
             await self._app(scope, receive, send)
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, APIError)
     return error_reply(error, request.scope["path"])
 
@@ -87,15 +87,15 @@ async def _of_http(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(methods)
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
-        told = APIError(f"{request.method:.20} is not allowed here: use {', '.join(methods)}", status=405)
-        told.code = "method_not_allowed"
+        answer = APIError(f"{request.method:.20} is not allowed here: use {', '.join(methods)}", status=405)
+        answer.code = "method_not_allowed"
     elif error.status_code == 404:
         request_line = f"{request.method:.20} {printable(request.scope['path'], 100)}"
         message = f"there is no route {request_line}; routes are listed at GET /openapi.json"
-        told = APIError(message, status=404, code="not_found")
+        answer = APIError(message, status=404, code="not_found")
     else:
-        told = APIError(str(error.detail), status=error.status_code)
-    reply = error_reply(told, request.scope["path"])
+        answer = APIError(str(error.detail), status=error.status_code)
+    reply = error_reply(answer, request.scope["path"])
     reply.headers.update(headers)
     return reply
 

@@ -131,7 +131,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         log = RequestLog()
         service = Service(self._llm, self._settings, self._alias, log.text)
-        loop.set_exception_handler(lambda _, told: _note_error(service.rare, told))
+        loop.set_exception_handler(lambda _, context: _note_error(service.rare, context))
         server = http_server(service, log if self._settings.log else None)
         with self._caught_signals(loop):
             ended = asyncio.Event()
@@ -205,10 +205,10 @@ def _url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _note_error(rare: RareLines, told: dict[str, Any]) -> None:
+def _note_error(rare: RareLines, context: dict[str, Any]) -> None:
     """Logs the kind of an error outside of any request, without data of clients."""
-    error = told.get("exception")
+    error = context.get("exception")
     if isinstance(error, OSError) and error.errno in _NO_FILES:
         rare.add(f"a connection has to wait: {error.strerror}; close connections, or allow more (ulimit -n)")
     elif not isinstance(error, ConnectionError | TimeoutError):
-        rare.add(f"{type(error).__name__ if error else told.get('message')} in the server")
+        rare.add(f"{type(error).__name__ if error else context.get('message')} in the server")

@@ -47,10 +47,10 @@ class Sending:
         self,
         value: Callable[[], Any],
         in_thread: InThread,
-        told: Callable[[bool], None] = lambda last: None,
+        before_part: Callable[[bool], None] = lambda last: None,
     ) -> None:
         """Sends a value as JSON. Threads make and write it in parts, so that a large value delays no other
-        request. ``told`` is called before each part is sent, with whether it is the last one."""
+        request. ``before_part`` is called before each part is sent, with whether it is the last one."""
         parts: Iterator[bytes] | None = None
 
         def part() -> tuple[bytes, bool]:
@@ -65,12 +65,12 @@ class Sending:
 
         data, last = await in_thread(part)
         headers = [(b"content-type", b"application/json")]
-        told(last)
+        before_part(last)
         await self.start(headers + [(b"content-length", str(len(data)).encode())] * last)
         while not last:
             await self.body(data)
             data, last = await in_thread(part)
-            told(last)
+            before_part(last)
         await self.body(data, more=False)
 
 

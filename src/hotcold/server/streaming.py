@@ -83,10 +83,10 @@ class Answer:
             for index, piece in await running.take(self._service.settings.ping_s):
                 self._reply.add(index, piece)
 
-        def told(last: bool) -> None:
+        def note_part(last: bool) -> None:
             self._started, self._complete = True, last
 
-        await sending.json(self._reply.whole, self._service.in_thread, told)
+        await sending.json(self._reply.whole, self._service.in_thread, note_part)
 
     async def _events(self, running: Running, sending: Sending) -> None:
         patience = self._service.settings.ping_s

@@ -156,8 +156,8 @@ def judged_parts(
     weight = weight_recalled = 0.0
     for part, marked, truth in zip(parts, candidates, text.activity, strict=True):
         hits = marked & truth.active
-        predicted += rows_read(part, marked, marked & truth.fires, hits)
-        exact += rows_read(part, np.ones_like(marked), truth.fires, truth.active)
+        predicted += rows_read(part, marked, marked & truth.active_gates, hits)
+        exact += rows_read(part, np.ones_like(marked), truth.active_gates, truth.active)
         pairs, named = pairs + marked.size, named + int(marked.sum())
         active, recalled = active + int(truth.active.sum()), recalled + int(hits.sum())
         weight += float(truth.weight.sum())

@@ -94,15 +94,15 @@ class Fitted(NamedTuple):
 class Activity:
     """The activity of a layer's neurons for the tokens of a text; all ``[T, N]``."""
 
-    fires: Bools  #: the gate fires
+    active_gates: Bools  #: the gate exceeds the threshold
     active: Bools  #: the coefficient h is not 0
     weight: Floats  #: |h| times the norm of the down row
 
     @classmethod
     def from_ffn(cls, ffn: ReferenceFFN, normed: Floats) -> "Activity":
-        fires, h = ffn.coefficients(normed)
+        active_gates, h = ffn.coefficients(normed)
         norms = np.linalg.norm(ffn.down.values, axis=1 if ffn.down_layout == "by_neuron" else 0)
-        return cls(fires, h != 0, np.abs(h) * norms)
+        return cls(active_gates, h != 0, np.abs(h) * norms)
 
 
 def fit_layer(
@@ -172,8 +172,8 @@ def thresholds(
     if not active[others].any():
         others = slice(None)
     mean = scores[learned].mean(0)
-    spread = scores[learned].std(0) + np.float32(1e-9)
-    z = (scores - mean) / spread
+    deviation = scores[learned].std(0) + np.float32(1e-9)
+    z = (scores - mean) / deviation
     slope, odds = log_odds(z[learned], active[learned])
     if weight is not None and active[learned].any():
         count = active[learned].sum(0)
@@ -181,8 +181,8 @@ def thresholds(
     chosen = active[others]
     weights = np.ones(int(chosen.sum())) if weight is None else weight[others][chosen].astype(np.float64)
     least = bound_for((slope * z + odds)[others][chosen], weights, recall)
-    limits = np.clip((least - odds) / slope * spread + mean, -1e38, 1e38)
-    lower = limits - 1e-5 * (np.abs(limits) + spread)  # keeps the neuron at the bound
+    limits = np.clip((least - odds) / slope * deviation + mean, -1e38, 1e38)
+    lower = limits - 1e-5 * (np.abs(limits) + deviation)  # keeps the neuron at the bound
     return np.asarray(lower, np.float32)
 
 
@@ -286,8 +286,8 @@ def _judged(
     weighted_recall = float((truth.weight * found).sum() / (truth.weight.sum() or 1))
     everyone = np.ones_like(candidates)
     predicted_bytes = len(candidates) * predictor.nbytes
-    predicted_bytes += rows_read(ffn, candidates, candidates & truth.fires, found)
-    read_ratio = float(predicted_bytes / rows_read(ffn, everyone, truth.fires, truth.active))
+    predicted_bytes += rows_read(ffn, candidates, candidates & truth.active_gates, found)
+    read_ratio = float(predicted_bytes / rows_read(ffn, everyone, truth.active_gates, truth.active))
     return Fit(
         rank=predictor.first.shape[0],
         nbytes=predictor.nbytes,

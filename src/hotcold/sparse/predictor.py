@@ -92,9 +92,9 @@ def check_predictors(file: GGUFFile, config: Config, fingerprint: str | None = N
 
 
 def _check_owner(file: GGUFFile, fingerprint: str) -> None:
-    seen = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
-    if not isinstance(seen, str) or seen != fingerprint:
-        owner = f"the model with fingerprint {shown(seen)}, not to this one ('{fingerprint}')"
+    stored = file.metadata.get(_KEY + "model_fingerprint") if is_sidecar(file) else file.fingerprint()
+    if not isinstance(stored, str) or stored != fingerprint:
+        owner = f"the model with fingerprint {shown(stored)}, not to this one ('{fingerprint}')"
         raise PredictorError(
             f"belongs to {owner}: run hotcold fit-predictor for this model, or use `sparsity=exact`"
         )

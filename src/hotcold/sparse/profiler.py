@@ -23,7 +23,7 @@ SPANS = (2, 4, 8, 16, 32, 64)  #: lengths of runs, in tokens
 _ONES = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, np.uint8)
 
 
-class Firings:
+class ActivityCounter:
     """Counts active neurons in the masks of all layers, and keeps the masks of the last 63 tokens. In layers
     with experts it also counts the choices of each expert. Layers may have no neurons."""
 

@@ -15,9 +15,9 @@ class SidecarError(UserError):
 
 def check_model(file: GGUFFile, key: str, fingerprint: str) -> None:
     """Raises SidecarError unless ``key`` holds the model's fingerprint."""
-    seen = file.metadata.get(key)
+    stored = file.metadata.get(key)
     if not file.says(key, fingerprint):
-        what = f"has no {key}" if seen is None else f"belongs to the model {shown(seen)}"
+        what = f"has no {key}" if stored is None else f"belongs to the model {shown(stored)}"
         raise SidecarError(f"{what}: a file for this model ({fingerprint!r}) is needed")
 
 

@@ -68,10 +68,10 @@ def hot_first(
     profile: str | os.PathLike[str],
     *,
     force: bool = False,
-    told: Callable[[HotFirstWorth], None] | None = None,
+    show: Callable[[HotFirstWorth], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Rewritten, HotFirstWorth]:
-    """Writes ``output``, a file of the same model, and its profile as a sidecar; calls ``told`` with the
+    """Writes ``output``, a file of the same model, and its profile as a sidecar; calls ``show`` with the
     expected gain before. ``profile`` is a file of :func:`hotcold.profile`. If ``model`` has a predictor as a
     sidecar, one for ``output`` is also written, and the rows of a neuron become contiguous. UserError: the
     profile or the predictor is another model's, or the neurons cannot be reordered."""
@@ -100,8 +100,8 @@ def hot_first(
         moved = [each[order[i]] if i in order else each for i, each in enumerate(counted.firing)]
         facts = None if predictor is None else _facts_of(predictor, config, file.fingerprint())
         worth = _worth(file, config, replace(counted, firing=moved), facts)
-    if told is not None:
-        told(worth)
+    if show is not None:
+        show(worth)
     settings = LayoutOptions(order=order, force=force, side_by_side=predictor is not None)
     done = change_layout(source, new, settings, progress)
     with open_gguf(new) as file:
@@ -133,9 +133,9 @@ def _move_predictor(
                 tensors = replace(tensors, second=second, threshold=threshold)
             layers.append(tensors)
         start = "hotcold.predictor."
-        told = {key.removeprefix(start): v for key, v in file.metadata.items() if key.startswith(start)}
-    del told["model_fingerprint"], told["relu"]
-    write_sidecar(output, keys["model_fingerprint"], layers, told)
+        values = {key.removeprefix(start): v for key, v in file.metadata.items() if key.startswith(start)}
+    del values["model_fingerprint"], values["relu"]
+    write_sidecar(output, keys["model_fingerprint"], layers, values)
 
 
 def _worth(

@@ -22,7 +22,7 @@ from hotcold.placement.profiles import Profile, write_profile
 from hotcold.runtime.opening import Source, file_of, opened
 from hotcold.runtime.options import Progress
 from hotcold.runtime.session import LoadedModel
-from hotcold.sparse.profiler import KEPT_EXPERTS, Firings, import_counts
+from hotcold.sparse.profiler import KEPT_EXPERTS, ActivityCounter, import_counts
 from hotcold.tasks.profile_picture import power_law_picture
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.scoring import Scorer
@@ -139,16 +139,16 @@ def profile(
         words = text_of(text)
         options = {"threads": threads, "cache_type": cache_type, "backend": backend}
         mode = "off" if config.whole else "exact"
-        firings, setup = _count(source, mode, words, tokens, context, options, progress, special)
-        origin = f"{text.name if isinstance(text, Path) else 'a text'}, {firings.tokens} tokens"
-        columns = _skew(firings.firing) | firings.figures()
-        routing = firings.routing
+        counter, setup = _count(source, mode, words, tokens, context, options, progress, special)
+        origin = f"{text.name if isinstance(text, Path) else 'a text'}, {counter.tokens} tokens"
+        columns = _skew(counter.firing) | counter.figures()
+        routing = counter.routing
         if routing is not None:
             kept = columns.pop(KEPT_EXPERTS)
             columns |= {"most_chosen": [float(each.max()) for each in routing]}
             columns |= {"least_chosen": [float(each.min()) for each in routing], KEPT_EXPERTS: kept}
-        facts = name, fingerprint, firings.tokens, columns, setup
-        result = ModelProfile(firings.firing, origin, *facts, routing=routing, routes=firings.routes)
+        facts = name, fingerprint, counter.tokens, columns, setup
+        result = ModelProfile(counter.firing, origin, *facts, routing=routing, routes=counter.routes)
     if to_write is not None:
         result.write(to_write)
     return result
@@ -163,7 +163,7 @@ def _count(
     options: dict[str, Any],
     progress: Progress | None,
     special: bool,
-) -> tuple[Firings, Setup]:
+) -> tuple[ActivityCounter, Setup]:
     """Runs the model over the text and counts activations."""
     if not isinstance(model, LoadedModel):
         options = options | {"context": context}
@@ -174,24 +174,24 @@ def _count(
         raise UserError(f"this model is loaded on several backends, and a profile counts on one: {fix}")
     length = window_length(base.context, context)
     experts = [base.config.experts_of(i) for i in range(base.config.layers)]
-    firings = Firings(base.config.neurons, [each.count if each else 1 for each in experts])
+    counter = ActivityCounter(base.config.neurons, [each.count if each else 1 for each in experts])
     rows = base.limits.tokens
     windows = text_windows(base.tokenizer, text, length, special=special)
     if tokens is not None:
         windows = evenly(windows, max(1, tokens // length))
-    watched = base.session(mode, wrap=lambda ffns: firings.watch(base.backend, ffns, rows))
+    watched = base.session(mode, wrap=lambda ffns: counter.watch(base.backend, ffns, rows))
     with closing(watched) as session:
         if session.transformer.chosen:
             routed = zip(experts, session.transformer.chosen, strict=True)
-            firings.watch_routers([(base.backend, each) if has else None for has, each in routed])
+            counter.watch_routers([(base.backend, each) if has else None for has, each in routed])
         scorer = Scorer(session)
         for done, window in enumerate(windows, 1):
-            firings.restart()
+            counter.restart()
             for logits in scorer.logits(window):
-                firings.step(len(logits))
+                counter.step(len(logits))
             if progress:
                 progress("windows", done, len(windows))
-        return firings, Setup.from_session(session)
+        return counter, Setup.from_session(session)
 
 
 def window_length(most: int, asked: int | None) -> int:

@@ -238,9 +238,9 @@ class _Run:
             raise self._diverged(str(error)) from None
         return factor + (torch.from_numpy(rounded) - values)
 
-    def _diverged(self, seen: str) -> UserError:
+    def _diverged(self, got: str) -> UserError:
         where = f"rank {len(self.parameters['first'])}, epoch {self.epoch + 1}"
-        return UserError(f"{where}: {seen}; the state before it is kept: continue with a smaller `rate`")
+        return UserError(f"{where}: {got}; the state before it is kept: continue with a smaller `rate`")
 
     def judge(self, check: Examples) -> None:
         """Keeps the epoch if it marks the smallest share so far at the target recall."""

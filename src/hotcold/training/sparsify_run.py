@@ -95,8 +95,8 @@ class Log:
             kept = [line for line in whole if json.loads(line)["step"] <= step]
             path.write_text("".join(kept), encoding="utf-8")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            seen = getattr(error, "strerror", None) or "it has lines of another kind"
-            raise UserError(f"{path} cannot be the log ({seen}): name a new file") from None
+            reason = getattr(error, "strerror", None) or "it has lines of another kind"
+            raise UserError(f"{path} cannot be the log ({reason}): name a new file") from None
 
     def write(self, step: int, **values: Any) -> None:
         if self._path is not None:
@@ -351,9 +351,9 @@ class Run:
         return torch.stack([loss, (1 - share) * loss + share * divergence])
 
     def _check_finite(self, name: str, value: Any) -> None:
-        if not math.isfinite(seen := float(value)):
+        if not math.isfinite(number := float(value)):
             fix = "start again with a lower `learning_rate` and another `work`"
-            raise UserError(f"{name} is {seen} at step {self.step + 1} of {self.steps}: {fix}")
+            raise UserError(f"{name} is {number} at step {self.step + 1} of {self.steps}: {fix}")
 
     def round_weights(self) -> None:
         """Rounds the weights to the type of the output. UserError: a weight is too large."""

@@ -51,19 +51,20 @@ class ExpertMap:
         """Bytes of one token's cells."""
         return -(-len(self._sizes) * self.layout.bits // 8)
 
-    def seen(self, masks: Sequence[Masks], row: int) -> Bools:
+    def token_masks(self, masks: Sequence[Masks], row: int) -> Bools:
         """Returns the experts of all layers that one row chose, from the layers' masks ``[rows, words]``."""
         chosen = []
         for mask, parts in zip(masks, self._words, strict=True):
-            fired = np.cumsum(np.append(0, mask[row] != 0))
-            counts = sum(fired[ends] - fired[begins] for begins, ends in parts)
+            active_before = np.cumsum(np.append(0, mask[row] != 0))
+            counts = sum(active_before[ends] - active_before[begins] for begins, ends in parts)
             chosen.append(np.asarray(counts) > 0 if parts else np.zeros(0, np.bool_))
         return np.concatenate(chosen)
 
-    def cells(self, seen: Bools) -> tuple[str, list[tuple[int, int]]]:
-        """Returns the cells of the tokens' :meth:`seen`, like :meth:`NeuronMap.cells`; no expert is hot."""
-        text = packed_cells(seen.astype(np.uint8), self._sizes, self._starts, self.layout.bits)
-        return text, [(0, int(n)) for n in seen.sum(1)]
+    def cells(self, token_masks: Bools) -> tuple[str, list[tuple[int, int]]]:
+        """Returns the cells of the tokens' :meth:`token_masks`, like :meth:`NeuronMap.cells`; no expert is
+        hot."""
+        text = packed_cells(token_masks.astype(np.uint8), self._sizes, self._starts, self.layout.bits)
+        return text, [(0, int(n)) for n in token_masks.sum(1)]
 
 
 def shown_map(model: LoadedModel) -> NeuronMap | ExpertMap:

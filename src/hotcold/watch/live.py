@@ -108,8 +108,8 @@ class Live:
                 continue
             if token < len(request.output):  # a row of a prompt, or of a token that is already known
                 continue
-            masks = masks or self.watched.fired(len(decode))
-            viewer.note(token, self.map.seen(masks, row))
+            masks = masks or self.watched.active_masks(len(decode))
+            viewer.note(token, self.map.token_masks(masks, row))
 
 
 class Watchable(Protocol):
@@ -132,8 +132,8 @@ class Viewer:
     def is_full(self, limit: int) -> bool:
         return len(self._masks) >= limit
 
-    def note(self, token: int, seen: npt.NDArray[Any]) -> None:
-        self._masks[token] = seen
+    def note(self, token: int, masks: npt.NDArray[Any]) -> None:
+        self._masks[token] = masks
 
     def forget(self, tokens: int) -> None:
         """Removes the masks after the first ``tokens`` of the answer: they were of rejected draft tokens."""
@@ -150,8 +150,8 @@ class Viewer:
         of = tuple(token for token in self._masks if token < tokens)
         if not of:
             return Frame(tokens, rates=rates, note=note)
-        cells, fired = self.live.map.cells(np.array([self._masks.pop(token) for token in of]))
-        return Frame(tokens, of, cells, tuple(fired), rates)
+        cells, counts = self.live.map.cells(np.array([self._masks.pop(token) for token in of]))
+        return Frame(tokens, of, cells, tuple(counts), rates)
 
     def _rates(self, now: float, tokens: int) -> Rates | None:
         assert self.live is not None

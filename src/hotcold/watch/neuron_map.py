@@ -92,21 +92,22 @@ class NeuronMap:
         """Bytes of one token's cells."""
         return -(-len(self._sizes) * self.layout.bits // 8)
 
-    def seen(self, masks: Sequence[Masks], row: int) -> Masks:
+    def token_masks(self, masks: Sequence[Masks], row: int) -> Masks:
         """Returns one row of the layers' masks ``[rows, words]``, concatenated."""
         return np.concatenate([mask[row] for mask in masks])
 
-    def cells(self, seen: Masks) -> tuple[str, list[tuple[int, int]]]:
-        """Returns cells in base64, and the numbers of active hot and cold neurons of each token. ``seen`` has
-        a result of :meth:`seen` for each token, ``[tokens, words]``; cells are in the order of tokens.
+    def cells(self, token_masks: Masks) -> tuple[str, list[tuple[int, int]]]:
+        """Returns cells in base64, and the numbers of active hot and cold neurons of each token.
+        ``token_masks`` has a result of :meth:`token_masks` for each token, ``[tokens, words]``; cells are in
+        the order of tokens.
 
         The lower bits of a byte have the lower cell. Four bits state the active share ``p`` of a cell's
         neurons: ``15 sqrt(p)``, rounded up."""
-        bits = np.unpackbits(np.ascontiguousarray(seen).view(np.uint8), axis=1, bitorder="little")
-        fired = bits[:, self._bits]
-        hot = fired[:, self._hot].sum(1, np.int64)
-        counts = list(zip(hot.tolist(), (fired.sum(1, np.int64) - hot).tolist(), strict=True))
-        return packed_cells(fired, self._sizes, self._starts, self.layout.bits), counts
+        bits = np.unpackbits(np.ascontiguousarray(token_masks).view(np.uint8), axis=1, bitorder="little")
+        active = bits[:, self._bits]
+        hot = active[:, self._hot].sum(1, np.int64)
+        counts = list(zip(hot.tolist(), (active.sum(1, np.int64) - hot).tolist(), strict=True))
+        return packed_cells(active, self._sizes, self._starts, self.layout.bits), counts
 
 
 def gives_zeros(model: LoadedModel) -> bool:
@@ -132,11 +133,11 @@ def cell_sizes(kinds: Sequence[Sequence[int]]) -> tuple[list[list[Ints]], int]:
     return [[_sizes(n, size) for n in each] for each in kinds], 1 if size == 1 else 4
 
 
-def packed_cells(fired: npt.NDArray[np.uint8], sizes: Ints, starts: Ints, bits: int) -> str:
-    """Returns cells in base64; ``fired``, ``[tokens, neurons]`` in the order of cells, has 1 if active."""
+def packed_cells(active: npt.NDArray[np.uint8], sizes: Ints, starts: Ints, bits: int) -> str:
+    """Returns cells in base64; ``active``, ``[tokens, neurons]`` in the order of cells, has 1 if active."""
     if bits == 1:
-        return _text(np.packbits(fired, axis=1, bitorder="little"))
-    levels = np.ceil(_LEVELS * np.sqrt(_means(fired, sizes, starts))).astype(np.uint8)
+        return _text(np.packbits(active, axis=1, bitorder="little"))
+    levels = np.ceil(_LEVELS * np.sqrt(_means(active, sizes, starts))).astype(np.uint8)
     if levels.shape[1] % 2:
         levels = np.pad(levels, ((0, 0), (0, 1)))
     return _text(levels[:, ::2] | levels[:, 1::2] << 4)

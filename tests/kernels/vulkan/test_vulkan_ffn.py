@@ -143,9 +143,9 @@ def test_weights_that_are_not_finite_spoil_only_what_they_add_to(
     x = random_rows(random, 45, 64) * np.where(np.arange(64) < 12, np.float32(0.2), np.float32(1))
     model = ordered_ffn(tensors)
     assert isinstance(model, ReferenceFFN)
-    fires, coefficients = model.coefficients(x)
+    active_gates, coefficients = model.coefficients(x)
     truth = model.down_sum(coefficients)
-    spoiled = fires[:, [3, 7, 40, 77]].any(axis=1)
+    spoiled = active_gates[:, [3, 7, 40, 77]].any(axis=1)
     assert np.isfinite(truth[~spoiled]).all() and 0 < spoiled.sum() < 45
     assert not np.isfinite(truth).all()
     weights = vulkan.ffn_weights(tensors)

@@ -128,11 +128,11 @@ def test_shaders_give_up(vulkan: Any, made: list[Sides]) -> None:
         assert sides.link.counts.gave_up == i + 1
     slow = set()
     assert not sides.link.counts.spins
-    seen = sides.link.counts.answered
+    answered = sides.link.counts.answered
     sides.link.start_marks(100)
     sides.step(5)
     assert len(sides.link.marks()) == 5 * len(LAYERS)
-    assert (sides.link.counts.gave_up, sides.link.counts.answered) == (3, seen)
+    assert (sides.link.counts.gave_up, sides.link.counts.answered) == (3, answered)
 
 
 def test_shaders_see_answers(vulkan: Any) -> None:

@@ -39,8 +39,8 @@ def test_one_wrong_value_is_enough(vulkan: VulkanBackend, name: str) -> None:
     with pytest.raises(GPUError) as error:
         check_results(vulkan.info, found)
     kind = np.float32 if check.floats else np.uint32
-    seen, expected = (words[7:8].view(kind)[0] for words in (found[at], check.expected))
-    said = f"{name} gives {seen!r} instead of {expected!r} (1 of {len(check.expected)} are wrong)"
+    got, expected = (words[7:8].view(kind)[0] for words in (found[at], check.expected))
+    said = f"{name} gives {got!r} instead of {expected!r} (1 of {len(check.expected)} are wrong)"
     said = re.sub(r"np\.(float32|uint32)\((.*?)\)", lambda match: repr(eval_number(match[2], kind)), said)
     advice = "hotcold cannot rely on this driver; update it, or choose another `gpu`"
     assert str(error.value) == f"{vulkan.info.name} ({vulkan.info.driver}): {said}: {advice}"

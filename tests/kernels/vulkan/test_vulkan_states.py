@@ -210,8 +210,8 @@ def test_states_that_no_shader_can_be_given_are_refused(vulkan: VulkanBackend) -
     most = vulkan.info.max_range
     large = DeviceBuffer(vulkan, Range(None, 0, most + 4), (9, 1, 1), np.dtype(np.float32))
     recording = Recording(vulkan, plain_batch(vulkan, 1), 1)
-    seen = f"a state of {most + 4} bytes: .* allows {most} for a layer's states; use fewer slots"
-    with pytest.raises(ValueError, match=seen):
+    message = f"a state of {most + 4} bytes: .* allows {most} for a layer's states; use fewer slots"
+    with pytest.raises(ValueError, match=message):
         recurrent._state(recording, large, 3, "")
 
 

@@ -172,9 +172,9 @@ def refusal(parse: Any, body: Any) -> APIError:
 def check(error: APIError) -> None:
     body = error.body()
     assert list(body) == ["error"] and list(body["error"]) == ["message", "type", "param", "code"]
-    told = json.loads(json.dumps(body, allow_nan=False))["error"]
-    assert 400 <= error.status < 500 and told["type"] == "invalid_request_error" and told["code"]
-    assert told["message"].isprintable() and 10 < len(told["message"]) < 500
+    api_error = json.loads(json.dumps(body, allow_nan=False))["error"]
+    assert 400 <= error.status < 500 and api_error["type"] == "invalid_request_error" and api_error["code"]
+    assert api_error["message"].isprintable() and 10 < len(api_error["message"]) < 500
 
 
 @pytest.mark.parametrize(

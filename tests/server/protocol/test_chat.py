@@ -321,8 +321,8 @@ def test_the_servers_own_sampling_is_for_what_a_request_leaves_out() -> None:
     body = {"model": "fable", "messages": [{"role": "user", "content": "Hello"}]}
     (plain,) = chat.parse(body, own).jobs([1])
     assert plain.params == own.sampling and plain.max_tokens == 3
-    told = {"temperature": 0, "logit_bias": {}, "seed": -1, "max_tokens": 5}
-    (asked,) = chat.parse({**body, **told}, own).jobs([1])
+    stated = {"temperature": 0, "logit_bias": {}, "seed": -1, "max_tokens": 5}
+    (asked,) = chat.parse({**body, **stated}, own).jobs([1])
     assert asked.params == SamplingParams(temperature=0, top_k=7) and asked.max_tokens == 5
 
 
@@ -410,10 +410,10 @@ def test_what_the_models_own_marks_say(size: int) -> None:
     arguments = [json.loads(each["function"]["arguments"]) for each in message["tool_calls"]]
     assert arguments == [{"a": [1, "x"]}, {}] and choice["finish_reason"] == "tool_calls"
     calls = [c for e in events for c in e["choices"][0]["delta"].get("tool_calls", ())]
-    for index, told in enumerate(message["tool_calls"]):
+    for index, whole_call in enumerate(message["tool_calls"]):
         own = [each for each in calls if each["index"] == index]
         assert [each["function"]["name"] for each in own if "id" in each] == ["weather"] and "id" in own[0]
-        assert "".join(each["function"]["arguments"] for each in own) == told["function"]["arguments"]
+        assert "".join(each["function"]["arguments"] for each in own) == whole_call["function"]["arguments"]
     if size == 1:  # a token is a character
         counted = whole.whole()["usage"]["completion_tokens_details"]["reasoning_tokens"]
         assert counted == pytest.approx(len("<think>\nno."), abs=2)
@@ -445,17 +445,17 @@ def test_the_deltas_together_are_the_whole_reply(text: str, size: int, n: int) -
         for delta in own:
             for call in delta.get("tool_calls", ()):
                 arguments[call["index"]] = arguments.get(call["index"], "") + call["function"]["arguments"]
-        told = message.get("tool_calls", [])
-        assert [arguments[k] for k in sorted(arguments)] == [c["function"]["arguments"] for c in told]
+        calls = message.get("tool_calls", [])
+        assert [arguments[k] for k in sorted(arguments)] == [c["function"]["arguments"] for c in calls]
 
 
-def test_what_fired_is_told_with_the_text_or_alone() -> None:
+def test_active_neurons_come_with_the_text_or_alone() -> None:
     frame = Frame(tokens=1, of=(0,), cells="AA==", fired=((1, 2),))
     reply = parse(stream=True, hotcold={"picture": True}).reply(Marked)
-    told = [reply.add(0, piece(text, [5], frame=frame)) for text in ("ab", "")]
-    assert [["hotcold" in each for each in events] for events in told] == [[True, False], [True]]
-    assert told[0][0]["hotcold"] == told[1][0]["hotcold"] == frame.plain()
-    assert told[1][0]["choices"][0]["delta"] == {}
+    event_lists = [reply.add(0, piece(text, [5], frame=frame)) for text in ("ab", "")]
+    assert [["hotcold" in each for each in events] for events in event_lists] == [[True, False], [True]]
+    assert event_lists[0][0]["hotcold"] == event_lists[1][0]["hotcold"] == frame.plain()
+    assert event_lists[1][0]["choices"][0]["delta"] == {}
 
 
 def test_log_probabilities_of_every_token_come_once() -> None:

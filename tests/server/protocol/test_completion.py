@@ -170,7 +170,7 @@ def test_echo_gives_the_prompt_with_its_log_probabilities() -> None:
 
 
 def test_scores_of_a_long_prompt_come_in_several_pieces() -> None:
-    def told(stream: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def answer_of(stream: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         call = parse(TEXT, echo=True, logprobs=1, max_tokens=1, stream=stream)
         (ids,) = call.encode()
         found = (None, *(likely(id) for id in ids[1:]))
@@ -178,10 +178,10 @@ def test_scores_of_a_long_prompt_come_in_several_pieces() -> None:
         parts = [piece("", [], None, prompt_logprobs=each) for each in (found[:3], found[3:5])]
         return answer(call, [*parts, last])
 
-    events = [each["choices"][0] for each in told(True)[0]]
+    events = [each["choices"][0] for each in answer_of(True)[0]]
     assert [each["text"] for each in events] == [TEXT, "", "x"]
     assert [len(each["logprobs"]["tokens"]) for each in events[:2]] == [3, 2]
-    whole = told(False)[1]["choices"][0]
+    whole = answer_of(False)[1]["choices"][0]
     one = echoed(parse(TEXT, echo=True, logprobs=1, max_tokens=1), [300])
     assert whole["logprobs"] == one["logprobs"]
     for key, values in whole["logprobs"].items():

@@ -71,12 +71,12 @@ def counts() -> dict[str, int]:
 def leaked(failed: str = "") -> dict[str, int]:
     """Counts what was made and not destroyed, by the function that makes it, less what failed to be made."""
     gc.collect()
-    seen, found = faults.calls(), {}
-    for name, made in seen.items():
+    calls, found = faults.calls(), {}
+    for name, made in calls.items():
         freed = "vkFreeMemory" if name == "vkAllocateMemory" else name.replace("vkCreate", "vkDestroy")
         freed = freed.replace("ComputePipelines", "Pipeline")
-        if freed != name and made - (name == failed) != seen[freed]:
-            found[name] = made - (name == failed) - seen[freed]
+        if freed != name and made - (name == failed) != calls[freed]:
+            found[name] = made - (name == failed) - calls[freed]
     return found
 
 

@@ -115,7 +115,7 @@ def _many_leaves(backend: Any) -> list[Array]:
 def ffn_steps(
     backend: Any, tensors: FFNTensors, random: np.random.Generator, *, given: bool = False
 ) -> list[Array]:
-    """With all that ``skip``, ``mask``, ``fired`` and ``accumulate`` may be; ``given``: gates, too."""
+    """With all that ``skip``, ``mask``, ``active`` and ``accumulate`` may be; ``given``: gates, too."""
     weights, (n, d), outs = backend.ffn_weights(tensors), tensors.up.shape, []
     sparse = tensors.activation in SPARSE_ACTIVATIONS
     for skip, masked, (decode, prompt) in (
@@ -124,7 +124,7 @@ def ffn_steps(
     ):  # fmt: skip
         batch, x = plain_batch(backend, decode, prompt), random_rows(random, decode + prompt, d)
         rows, words = batch.limits.tokens, -(-n // 64)
-        mask, fired = (
+        mask, active = (
             out_buffer(backend, rows, words, dtype=np.uint64),
             out_buffer(backend, rows, words, dtype=np.uint64),
         )
@@ -135,9 +135,9 @@ def ffn_steps(
             gates = random_rows(random, decode + prompt, n) - np.float32(1)
             options["gates"] = buffer(backend, batch, gates)
         backend.ffn(
-            FFNCall(buffer(backend, batch, x), weights, batch, out, active=fired, stats=stats, **options)
+            FFNCall(buffer(backend, batch, x), weights, batch, out, active=active, stats=stats, **options)
         )
-        outs += [out, fired, stats.counts]
+        outs += [out, active, stats.counts]
     return outs
 
 
@@ -211,16 +211,16 @@ def _run_experts(
             rows, words = batch.limits.tokens, weights.words
             ids, factors = backend.zeros((rows, k), np.int32), backend.zeros((rows, k))
             ids[:count], factors[:count] = choices((sizes, at), count, len(sizes), k)
-            fired = out_buffer(backend, rows, words, dtype=np.uint64)
+            active = out_buffer(backend, rows, words, dtype=np.uint64)
             mask = random.integers(0, 1 << 63, (rows, words), np.uint64)
             x, out = random_rows(random, count, 64), out_buffer(backend, rows, 64)
             stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
             options: dict[str, Any] = {"skip": sparse, "mask": mask if at % 2 else None}
             more: dict[str, Any] = {"accumulate": at == 1, "chosen": Chosen(ids, factors), "stats": stats}
             backend.ffn(
-                FFNCall(buffer(backend, batch, x), weights, batch, out, active=fired, **options, **more)
+                FFNCall(buffer(backend, batch, x), weights, batch, out, active=active, **options, **more)
             )
-            outs += [out, fired, stats.counts]
+            outs += [out, active, stats.counts]
         return outs
 
     return run

@@ -166,10 +166,12 @@ class OrderedReference(OrderedStates, ReferenceBackend):
 Split = tuple[Floats, Floats, Floats]
 
 
-def split_of(q: Floats, k: Floats, v: Floats, seen: range, scale: np.float32, softcap: float | None) -> Split:
-    """q ``[H, head_dim]``, k and v ``[H, positions, head_dim]``; ``seen`` are positions of one split."""
-    own, first = slice(seen.start, seen.stop), seen.start // SPLIT * SPLIT
-    dots = np.zeros((len(q), len(seen)), f32)
+def split_of(
+    q: Floats, k: Floats, v: Floats, positions: range, scale: np.float32, softcap: float | None
+) -> Split:
+    """q ``[H, head_dim]``, k and v ``[H, positions, head_dim]``; ``positions`` are positions of one split."""
+    own, first = slice(positions.start, positions.stop), positions.start // SPLIT * SPLIT
+    dots = np.zeros((len(q), len(positions)), f32)
     for d in range(q.shape[1]):
         dots = dots + q[:, d, None] * k[:, own, d]
     scores = scale * dots
@@ -177,9 +179,9 @@ def split_of(q: Floats, k: Floats, v: Floats, seen: range, scale: np.float32, so
         scores = f32(softcap) * hyperbolic_tangent(scores / f32(softcap))
     largest = scores.max(axis=-1)
     p = np.zeros((len(q), SPLIT), f32)
-    p[:, seen.start - first : seen.stop - first] = exponential(scores - largest[:, None])
+    p[:, positions.start - first : positions.stop - first] = exponential(scores - largest[:, None])
     sums = np.zeros((len(q), SPLIT // GROUP, v.shape[-1]), f32)
-    for position in seen:
+    for position in positions:
         slot = position - first
         sums[:, slot // GROUP] = sums[:, slot // GROUP] + p[:, slot, None] * v[:, position]
     return largest, tree(p), ((sums[:, 0] + sums[:, 1]) + sums[:, 2]) + sums[:, 3]

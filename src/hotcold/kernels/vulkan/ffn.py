@@ -164,9 +164,9 @@ def _mask(recording: Recording, mask: Buffer, words: int) -> Range:
     return buffer.range
 
 
-def _check_ids(seen: npt.NDArray[np.int32], experts: int) -> None:
+def _check_ids(status: npt.NDArray[np.int32], experts: int) -> None:
     """Raises the error that ffn_tiles.comp found: its kind (0: none), the row, the id and the previous id."""
-    kind, row, expert, before = map(int, seen)
+    kind, row, expert, before = map(int, status)
     if kind == 1:
         error = f"expert {expert} of row {row} is out of range"
         raise ValueError(f"{error}; allowed: 0 to {experts - 1}")
@@ -238,7 +238,7 @@ class _Series:
     def record(self) -> None:
         op, shape = self.op, self.op.w.shape
         if op.ids is not None:
-            status = op.recording.status(lambda seen: _check_ids(seen, shape.experts))
+            status = op.recording.status(lambda words: _check_ids(words, shape.experts))
             tiles = Written(self.scratch["tiles"] if shape.experts > 1 else self.scratch["values"])
             self.run("ffn_tiles", (1, 1, 1), [], [op.ids, Written(status)], tiles=tiles)
         if self.rows.prompt:

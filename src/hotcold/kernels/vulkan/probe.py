@@ -243,8 +243,8 @@ def check_results(info: _native.VulkanDeviceInfo, device_results: list[Words]) -
             exact = False
             continue
         at = int(wrong[0])
-        seen, expected = _shown(check, words[at]), _shown(check, check.expected[at])
-        error = f"{check.name} gives {seen} instead of {expected} ({len(wrong)} of {len(words)} are wrong)"
+        got, expected = _shown(check, words[at]), _shown(check, check.expected[at])
+        error = f"{check.name} gives {got} instead of {expected} ({len(wrong)} of {len(words)} are wrong)"
         advice = "hotcold cannot rely on this driver; update it, or choose another `gpu`"
         raise GPUError(f"{info.name} ({info.driver}): {error}: {advice}")
     return exact

@@ -22,7 +22,7 @@ export class Answer {
     this.tokens = 0; // received tokens
     this.before = 0; // tokens before the current request
     this.frames = new Map(); // token -> cells
-    this.fired = new Map(); // token -> numbers of active neurons, [hot, cold]
+    this.active = new Map(); // token -> numbers of active neurons, [hot, cold]
     this.reached = 0; // number of shown entries of spans; a fraction between two of them
     this.lit = -1; // the last token whose cells were shown
     this.litAt = 0;
@@ -43,19 +43,19 @@ export class Answer {
   }
 
   /** Adds an event of the stream. */
-  add(text, thought, told) {
+  add(text, thought, frame) {
     this.text += text;
-    this.tokens = told?.tokens === undefined ? this.tokens + 1 : this.before + told.tokens;
+    this.tokens = frame?.tokens === undefined ? this.tokens + 1 : this.before + frame.tokens;
     if (text) this.spans.add(this.text.length, this.tokens);
     if (thought) this.think(thought);
-    if (told?.cells) this.take(told);
+    if (frame?.cells) this.take(frame);
   }
 
-  take(told) {
-    const all = bytes(told.cells), n = this.picture.tokenBytes;
-    told.of.forEach((token, i) => {
+  take(frame) {
+    const all = bytes(frame.cells), n = this.picture.tokenBytes;
+    frame.of.forEach((token, i) => {
       this.frames.set(this.before + token, all.slice(i * n, (i + 1) * n));
-      this.fired.set(this.before + token, told.fired[i]);
+      this.active.set(this.before + token, frame.fired[i]);
     });
   }
 
@@ -94,7 +94,7 @@ export class Answer {
       if (!frame) continue;
       this.lit = token;
       this.litAt = now;
-      this.picture.fire(frame);
+      this.picture.light(frame);
       return token;
     }
     return -1;

@@ -51,9 +51,9 @@ async function ask(path, options = {}) {
 
 export async function health() {
   const response = await fetch("/health", { credentials: "omit" });
-  let told = {};
-  try { told = await response.json(); } catch { /* no JSON */ }
-  return { ready: response.ok, ...told };
+  let body = {};
+  try { body = await response.json(); } catch { /* no JSON */ }
+  return { ready: response.ok, ...body };
 }
 
 export async function pictureInfo() {

@@ -55,9 +55,9 @@ async function connect() {
 /** Waits until the server is ready, and reads the facts of its model. */
 async function answered() {
   for (;;) {
-    let told = null;
-    try { told = await health(); } catch { state("gone", "the server does not answer"); }
-    if (told?.ready) {
+    let reply = null;
+    try { reply = await health(); } catch { state("gone", "the server does not answer"); }
+    if (reply?.ready) {
       try { return begin(await pictureInfo()); } catch (error) {
         if (error.status === 401) {
           state("gone", "a key is needed");
@@ -66,9 +66,9 @@ async function answered() {
         }
         state("gone", error.message);
       }
-    } else if (told) {
-      const part = typeof told.loaded === "number" && told.loaded < 1 ? ` ${Math.floor(100 * told.loaded)} %` : "";
-      state("busy", told.status === "failed" ? "the model could not be loaded" : `loading the model${part}`);
+    } else if (reply) {
+      const part = typeof reply.loaded === "number" && reply.loaded < 1 ? ` ${Math.floor(100 * reply.loaded)} %` : "";
+      state("busy", reply.status === "failed" ? "the model could not be loaded" : `loading the model${part}`);
     }
     await new Promise((go) => setTimeout(go, 700));
   }
@@ -116,12 +116,12 @@ function state(kind, words) {
   $("model-name").textContent = words;
 }
 
-function showPicture(told) {
-  const layout = told?.layout;
+function showPicture(facts) {
+  const layout = facts?.layout;
   page.shows = shownOf(layout);
   fold();
-  if (!told) return showNote("This server sends no picture of the neurons.");
-  showMemory(told.memory, told.gpu);
+  if (!facts) return showNote("This server sends no picture of the neurons.");
+  showMemory(facts.memory, facts.gpu);
   if (!page.shows) return showNote("This model's activation gives no zeros: every neuron is active for every token, so there is no picture.");
   picture.setLayout(layout);
   showLayers(layout.cells.length);
@@ -369,10 +369,10 @@ async function receive(run, [path, request], part) {
       if (run.stopped) return;
       const choice = event.choices?.[0];
       const delta = choice?.delta ?? {};
-      const text = (choice?.text ?? delta.content) || "", told = event.hotcold;
-      if (text || told || delta.reasoning_content) answer.add(text, delta.reasoning_content || "", told);
-      if (told?.note) showNote(told.note);
-      if (told?.rates) showRates(told.rates, page.info.picture?.gpu);
+      const text = (choice?.text ?? delta.content) || "", frame = event.hotcold;
+      if (text || frame || delta.reasoning_content) answer.add(text, delta.reasoning_content || "", frame);
+      if (frame?.note) showNote(frame.note);
+      if (frame?.rates) showRates(frame.rates, page.info.picture?.gpu);
       if (event.timings) run.used = event.timings.cache_n + event.timings.prompt_n + event.timings.predicted_n;
       if (choice?.finish_reason) run.reason = choice.finish_reason;
     }

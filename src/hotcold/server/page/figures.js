@@ -118,14 +118,14 @@ export function count(n) {
 
 /** Shows facts of the model. */
 export function showFacts(info) {
-  const told = [
+  const facts = [
     ["Model", info.title || info.model], ["Parameters", info.params ? count(info.params) : ""],
     ["Quantisation", info.quantisation], ["File", info.size_bytes ? size(info.size_bytes) : ""],
     ["Context", `${info.context.toLocaleString("en")} tokens`], ["Family", info.family],
     ["Neurons", { exact: "the active ones", predicted: "the ones predicted to be active", off: "all, for every token" }[info.sparsity]],
     ["Threads", info.threads],
   ];
-  $("facts").replaceChildren(...told.filter(([, value]) => value).map(([name, value]) =>
+  $("facts").replaceChildren(...facts.filter(([, value]) => value).map(([name, value]) =>
     element("div", {}, element("dt", { text: name }), element("dd", { text: String(value) }))));
   $("kind").textContent = [info.params ? `${count(info.params)} parameters` : "", info.quantisation].filter(Boolean).join(" · ");
 }

@@ -7,14 +7,14 @@ const $ = (id) => document.getElementById(id);
 
 /** Texts by what the picture shows. `share`: label of the active share; empty if that never changes. */
 const NEURONS = {
-  units: "neurons", one: "a neuron", did: "were active for it", now: "active now", share: "of neurons active", told: (n) => `${n} active`,
+  units: "neurons", one: "a neuron", did: "were active for it", now: "active now", share: "of neurons active", count: (n) => `${n} active`,
 };
 const EXPERTS = {
-  units: "experts", one: "an expert", did: "were chosen for it", now: "chosen now", share: "of experts chosen", told: (n) => `${n} experts`,
+  units: "experts", one: "an expert", did: "were chosen for it", now: "chosen now", share: "of experts chosen", count: (n) => `${n} experts`,
 };
 const STRONGEST = {
   units: "neurons", one: "a neuron", did: "were most active for it", now: "the most active tenth now", share: "",
-  told: (n) => `${n} most active`,
+  count: (n) => `${n} most active`,
 };
 
 /** Returns the texts for a layout, or null if there is no picture. */

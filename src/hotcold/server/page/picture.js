@@ -46,7 +46,7 @@ export class Picture {
   get tokenBytes() { return Math.ceil((this.count * this.layout.bits) / 8); }
 
   /** Lights the active cells of a frame; earlier ones fade. */
-  fire(frame) {
+  light(frame) {
     if (!this.layout) return;
     this.held = null;
     const parts = this.parts(frame);
@@ -57,7 +57,7 @@ export class Picture {
     this.run();
   }
 
-  /** Shows one token's cells until the next fire(), or until it is called with null. */
+  /** Shows one token's cells until the next light(), or until it is called with null. */
   hold(frame) {
     if (!this.layout) return;
     this.held = frame && this.parts(frame);

@@ -27,12 +27,12 @@ export class Pointing {
 
   /** Shows the number of a token's active neurons. */
   moment(answer, token) {
-    const fired = answer.fired.get(token), { info, shows } = this.page;
-    if (!fired || !shows) return;
-    const all = sum(info.picture.layout.neurons), n = fired[0] + fired[1];
+    const active = answer.active.get(token), { info, shows } = this.page;
+    if (!active || !shows) return;
+    const all = sum(info.picture.layout.neurons), n = active[0] + active[1];
     const word = answer.word(token).trim();
     const quoted = word ? [element("q", { text: word })] : [];
-    $("moment").replaceChildren(...quoted, ` ${shows.told(n.toLocaleString("en"))}`);
+    $("moment").replaceChildren(...quoted, ` ${shows.count(n.toLocaleString("en"))}`);
     if (!shows.share) return; // the share is constant
     showActive(n / all);
     showShares(this.picture.shares(answer.frames.get(token)));

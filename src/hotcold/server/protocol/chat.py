@@ -23,7 +23,7 @@ from hotcold.server.protocol.fields import (
     Text,
     Whole,
     check_depth,
-    seen,
+    shown_value,
 )
 from hotcold.server.protocol.limits import MAX_CHOICES, MAX_LOGPROBS
 from hotcold.server.protocol.messages import MESSAGES, TOOL_CHOICE, TOOLS, TemplateKwargs
@@ -287,4 +287,4 @@ def _as_given(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _check_chosen(chosen: Collection[str], names: Sequence[str]) -> None:
     if unknown := sorted(set(chosen).difference(names)):
         known = f"the tools are {', '.join(names)}"[:200] if names else "there are no tools"
-        raise invalid(f"tool_choice has the tool {seen(unknown[0])}: {known}", "tool_choice")
+        raise invalid(f"tool_choice has the tool {shown_value(unknown[0])}: {known}", "tool_choice")

@@ -49,7 +49,7 @@ def invalid(message: str, param: str | None, code: str = "invalid_value") -> API
     return APIError(message, param=param, code=code)
 
 
-class _Told(NamedTuple):
+class _ErrorTemplate(NamedTuple):
     status: int
     type: str
     code: str
@@ -57,15 +57,15 @@ class _Told(NamedTuple):
 
 #: :attr:`RequestError.code` -> status, type and code for clients.
 _OF_JOBS = {
-    "queue_full": _Told(429, "rate_limit_error", "rate_limit_exceeded"),
-    "not_ready": _Told(503, "unavailable_error", "model_loading"),
-    "closed": _Told(503, "unavailable_error", "shutting_down"),
-    "deadline": _Told(408, "timeout_error", "deadline_exceeded"),
-    "context_length_exceeded": _Told(400, INVALID, "context_length_exceeded"),
-    "invalid_grammar": _Told(400, INVALID, "invalid_grammar"),
-    "invalid_request": _Told(400, INVALID, "invalid_value"),
-    "engine_failed": _Told(500, "server_error", "engine_failed"),
-    "cancelled": _Told(503, "unavailable_error", "cancelled"),
+    "queue_full": _ErrorTemplate(429, "rate_limit_error", "rate_limit_exceeded"),
+    "not_ready": _ErrorTemplate(503, "unavailable_error", "model_loading"),
+    "closed": _ErrorTemplate(503, "unavailable_error", "shutting_down"),
+    "deadline": _ErrorTemplate(408, "timeout_error", "deadline_exceeded"),
+    "context_length_exceeded": _ErrorTemplate(400, INVALID, "context_length_exceeded"),
+    "invalid_grammar": _ErrorTemplate(400, INVALID, "invalid_grammar"),
+    "invalid_request": _ErrorTemplate(400, INVALID, "invalid_value"),
+    "engine_failed": _ErrorTemplate(500, "server_error", "engine_failed"),
+    "cancelled": _ErrorTemplate(503, "unavailable_error", "cancelled"),
 }
 
 
@@ -78,19 +78,23 @@ def from_job(error: RequestError, prompt: str = "messages", grammar: str | None 
     """Returns the error for a job that the engine refused or ended. ``prompt`` and ``grammar`` are the fields
     of the request. A message about a grammar begins with its field, since some dialects have no field for
     it."""
-    told = _OF_JOBS.get(error.code, _OF_JOBS["engine_failed"])
-    status = told.status
+    template = _OF_JOBS.get(error.code, _OF_JOBS["engine_failed"])
+    status = template.status
     retry = None if error.retry_after_s is None else max(1, round(error.retry_after_s))
     if error.code == "engine_failed" and retry is not None:
         status = 503
     param = {"context_length_exceeded": prompt, "invalid_grammar": grammar or None}.get(error.code)
     if isinstance(error, PromptTooLongError):
         message = _openai_message(error, prompt)
-        return APIError(message, status=status, type=told.type, param=param, code=told.code, too_long=error)
+        return APIError(
+            message, status=status, type=template.type, param=param, code=template.code, too_long=error
+        )
     message = _PYTHON_OPTION.sub(lambda match: _FLAGS.get(match[1], match[0]), str(error))
     if error.code == "invalid_grammar" and grammar:
         message = f"{grammar}: {message}"
-    return APIError(message, status=status, type=told.type, param=param, code=told.code, retry_after=retry)
+    return APIError(
+        message, status=status, type=template.type, param=param, code=template.code, retry_after=retry
+    )
 
 
 def _openai_message(error: PromptTooLongError, field: str) -> str:

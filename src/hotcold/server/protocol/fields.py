@@ -36,7 +36,7 @@ class Kind(Protocol):
         """Returns the JSON Schema (2020-12) of the values that :meth:`read` accepts."""
 
 
-def seen(value: object) -> str:
+def shown_value(value: object) -> str:
     """Returns a value of a request for an error message: short, on one line."""
     if value is None:
         return "null"
@@ -52,7 +52,7 @@ def seen(value: object) -> str:
 
 
 def refuse(param: str, value: object, needed: str, code: str = "invalid_value") -> NoReturn:
-    raise APIError(f"{param} is {seen(value)}: {needed}", param=param, code=code)
+    raise APIError(f"{param} is {shown_value(value)}: {needed}", param=param, code=code)
 
 
 def inside(param: str, name: str) -> str:
@@ -234,7 +234,9 @@ class Neutral:
             if value == each and isinstance(value, bool) == isinstance(each, bool):
                 return
         values = (
-            f"leave it out, or {' or '.join(map(seen, self.allowed))}" if self.allowed else "leave it out"
+            f"leave it out, or {' or '.join(map(shown_value, self.allowed))}"
+            if self.allowed
+            else "leave it out"
         )
         refuse(param, value, f"this is not supported here: {values}", "unsupported_parameter")
 

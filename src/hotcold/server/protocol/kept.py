@@ -53,7 +53,7 @@ class RequestTexts(NamedTuple):
     """JSON texts that are stored with a response. A thread writes them while it prepares the request."""
 
     input: bytes  #: all items of the conversation before the answer
-    told: bytes  #: fields of the request that the response repeats
+    repeated: bytes  #: fields of the request that the response repeats
 
 
 class KeptResponses(Kept):
@@ -63,7 +63,7 @@ class KeptResponses(Kept):
         super().__init__(MOST_BYTES, MOST)
 
     def keep(self, response: dict[str, Any], request: RequestTexts) -> None:
-        """Stores a response without the fields of ``request.told``, which may be large."""
+        """Stores a response without the fields of ``request.repeated``, which may be large."""
         self.add(response["id"], to_json(response), *request)
 
     def response(self, id: str) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
-from hotcold.server.protocol.fields import seen
+from hotcold.server.protocol.fields import shown_value
 
 
 def listing(facts: Facts) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def one(facts: Facts, name: str) -> dict[str, Any]:
     """Returns the model for its name or an alias. Raises APIError for another name."""
     if name not in facts.names:
         served = ", ".join(facts.names)
-        message = f"model is {seen(name)}: this server has {served[:300]}"
+        message = f"model is {shown_value(name)}: this server has {served[:300]}"
         raise APIError(message, status=404, param="model", code="model_not_found")
     return _entry(facts)
 

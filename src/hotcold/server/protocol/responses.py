@@ -168,12 +168,12 @@ _NAMES = {"response_format": "text.format", "messages": "input"}
 class ResponsesCall(ChatCall):
     """The job and options of one request."""
 
-    told: dict[str, Any] = field(default_factory=dict)  #: fields of the request that the response repeats
+    repeated: dict[str, Any] = field(default_factory=dict)  #: fields of the request that the response repeats
     names: Names = field(default_factory=Names)  #: names of the functions
     kept: RequestTexts | None = None  #: stored with the response; None: the response is not stored
 
     def reply(self, parts: Callable[[], AnswerStream]) -> ResponsesReply:
-        return ResponsesReply(self.facts, parts(), self.told, self.names, kept=self.kept)
+        return ResponsesReply(self.facts, parts(), self.repeated, self.names, kept=self.kept)
 
 
 def parse(body: object, facts: Facts) -> ResponsesCall:
@@ -184,10 +184,10 @@ def parse(body: object, facts: Facts) -> ResponsesCall:
     _check_calls(values["input"])
     names = Names(values["tools"] or ())
     call = translated(chat.parse, _chat(values, names), facts, _NAMES)
-    told = _told(values, call)
-    kept = RequestTexts(text_of(values["input"]), text_of(told)) if values["store"] else None
+    repeated = _repeated_fields(values, call)
+    kept = RequestTexts(text_of(values["input"]), text_of(repeated)) if values["store"] else None
     fields = {**vars(call), "left_out": names.left_out}
-    return ResponsesCall(**fields, told=told, names=names, kept=kept)
+    return ResponsesCall(**fields, repeated=repeated, names=names, kept=kept)
 
 
 def _previous(id: str | None, facts: Facts) -> list[dict[str, Any]]:
@@ -235,7 +235,7 @@ def _check_calls(items: list[dict[str, Any]]) -> None:
         raise invalid(f"{got}: add a {items[-1]['type']}_output of each call", "input")
 
 
-def _told(values: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
+def _repeated_fields(values: Mapping[str, Any], call: ChatCall) -> dict[str, Any]:
     reasoning, format = values["reasoning"] or {}, (values["text"] or {}).get("format")
     return {
         "instructions": values["instructions"],

@@ -38,13 +38,13 @@ class ResponsesReply(Reply):
         self,
         facts: Facts,
         splitter: AnswerStream,
-        told: dict[str, Any],
+        repeated: dict[str, Any],
         names: Names,
         *,
         kept: RequestTexts | None,
     ) -> None:
         super().__init__(facts, [splitter])
-        self._told = told
+        self._repeated = repeated
         self._names = names
         self._kept = kept
         self._items: list[dict[str, Any]] = []  # final items, one for each block
@@ -67,10 +67,10 @@ class ResponsesReply(Reply):
         return [self._event(f"response.{response['status']}", response=response)]
 
     def fail(self, error: APIError) -> list[Event]:
-        told = {"code": "server_error", "message": error.message}
+        details = {"code": "server_error", "message": error.message}
         return [
             self._event("error", code=error.code, message=error.message, param=error.param),
-            self._event("response.failed", response={**self._response("failed"), "error": told}),
+            self._event("response.failed", response={**self._response("failed"), "error": details}),
         ]
 
     def whole(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class ResponsesReply(Reply):
             for item in self._items:
                 self._facts.kept_items.add(item["id"], to_json(item))
             response = self._response(_status(piece.finish_reason == "length"))
-            kept = {name: value for name, value in response.items() if name not in self._told}
+            kept = {name: value for name, value in response.items() if name not in self._repeated}
             self._facts.kept_responses.keep(kept, self._kept)
         return events
 
@@ -96,7 +96,7 @@ class ResponsesReply(Reply):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._facts.name,
             "output": list(self._items) if status != "in_progress" else [],
-            **self._told,
+            **self._repeated,
             **used,
         }
 
