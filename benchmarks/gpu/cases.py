@@ -332,7 +332,7 @@ class Case:
             return {}
         timeline, steps = contestant.trace(TRACED_STEPS, TRACED_S)
         found = timeline.handshake()
-        waits = [span.end - span.start for span in timeline.spans() if span.what == "wait"]
+        waits = [span.end - span.start for span in timeline.spans() if span.name == "wait"]
         return {
             "split_layers": contestant.splits,
             "post_to_take_us": plausible(found.post_to_take_us),

@@ -79,13 +79,13 @@ class Layout:
 
 def _renamed(rules: tuple[Rule, ...], **names: str) -> tuple[Rule, ...]:
     """The rules with parts of their names replaced, HF's or GGUF's."""
-    found = []
+    renamed = []
     for rule in rules:
         source, target = (
             ".".join(names.get(part, part) for part in name.split(".")) for name in (rule.source, rule.target)
         )
-        found.append(replace(rule, source=source, target=target))
-    return tuple(found)
+        renamed.append(replace(rule, source=source, target=target))
+    return tuple(renamed)
 
 
 def _mixed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
