@@ -67,8 +67,8 @@ def forget(path: Path) -> None:
     """Drops a model from the system's cache, where the system can."""
     if not hasattr(os, "posix_fadvise"):
         return
-    for each in parts(path):
-        with each.open("rb") as file:
+    for part in parts(path):
+        with part.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -138,8 +138,8 @@ def apart(
     given = json.dumps([str(args.model), budget, args.tokens, args.threads, args.sparsity, seed])
     command = [sys.executable, __file__, "--one", given]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, preexec_fn=enter)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -185,10 +185,10 @@ def main() -> None:
     beside.unlink(missing_ok=True)
     report = []
     print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting")
-    for (budget, hot), found in rounds.items():
+    for (budget, hot), runs in rounds.items():
         row: dict[str, Any] = {"budget_bytes": budget, "profile": hot}
-        for key in found[0].keys() - {"text", "sparsity"}:
-            values = [each[key] for each in found if each[key] is not None]
+        for key in runs[0].keys() - {"text", "sparsity"}:
+            values = [each[key] for each in runs if each[key] is not None]
             row[key] = statistics.median(values) if values else None
         report.append(row)
         size = "all" if budget is None else f"{budget / 2**30:.2f}{' h' * hot}"
@@ -198,10 +198,10 @@ def main() -> None:
             f"{row['stalls_per_token']:6.1f} {1e3 * row['stall_s_per_token']:11.2f}",
         ]
         print(" ".join(parts))
-    texts = {each["text"] for found in rounds.values() for each in found}
+    texts = {each["text"] for runs in rounds.values() for each in runs}
     if len(texts) != 1:
         sys.exit("the texts differ")
-    mode = {each["sparsity"] for found in rounds.values() for each in found}
+    mode = {each["sparsity"] for runs in rounds.values() for each in runs}
     facts = {"tokens": args.tokens, "rounds": args.rounds, "warm": args.warm, "sparsity": sorted(mode)}
     print(json.dumps({"budgets": report} | facts))
 

@@ -243,15 +243,15 @@ class Placed:
         )
         self.engine.add(request)
         try:
-            found = []
-            while len(found) <= len(forced):
+            rows = []
+            while len(rows) <= len(forced):
                 had = len(request.output)
                 self.engine.step()
                 if request.error is not None:
                     raise request.error
                 if len(request.output) > had:
-                    found.append(self.session.transformer.read_logits(0, 1)[0].copy())
-            return np.array(found)
+                    rows.append(self.session.transformer.read_logits(0, 1)[0].copy())
+            return np.array(rows)
         finally:
             self.engine.abort(request)
 

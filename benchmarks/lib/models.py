@@ -377,8 +377,8 @@ class Weights(Mapping[str, Tensor]):
         shares = rng.permutation(power_law(len(gates), self.recipe.active))
         rank = np.clip(((1 - shares) * len(sample)).astype(int), 0, len(sample) - 1)
         firing = np.sort(gates @ sample.T)  # [N, tokens], before the bias
-        found: npt.NDArray[np.float64] = -np.take_along_axis(firing, rank[:, None], axis=1)[:, 0]
-        return found
+        biases: npt.NDArray[np.float64] = -np.take_along_axis(firing, rank[:, None], axis=1)[:, 0]
+        return biases
 
     def _first_factor(self, type: BlockType) -> Bytes:
         return quantise(reserved_dimensions(self.shape.dim), type).data
@@ -422,12 +422,12 @@ def metadata(recipe: Recipe, name: str) -> dict[str, Any]:
         f"{architecture}.vocab_size": np.uint32(shape.vocab),
     }
     if shape.experts:
-        own = {
+        sizes = {
             "expert_count": shape.experts, "expert_used_count": shape.chosen,
             "expert_feed_forward_length": shape.neurons, "attention.key_length": shape.head_dim,
             "attention.value_length": shape.head_dim,
         }  # fmt: skip
-        keys |= {f"{architecture}.{key}": np.uint32(value) for key, value in own.items()}
+        keys |= {f"{architecture}.{key}": np.uint32(value) for key, value in sizes.items()}
     if recipe.layout == "pwri":
         keys["powerinfer.sparse_threshold"] = np.float32(0)
     elif recipe.active is not None and recipe.gated:
@@ -476,8 +476,11 @@ def write(path: Path, recipe: Recipe) -> None:
     with open_gguf(path) as file:
         for layer in range(recipe.shape.layers):
             gate = file.load(f"blk.{layer}.ffn_gate_exps.weight").data
-            own = np.ascontiguousarray(gate[:, -type.row_bytes(RESERVED) :])
-            second, none = Tensor(type, (len(gate), RESERVED), own), np.zeros(len(gate), np.float32)
+            feature_columns = np.ascontiguousarray(gate[:, -type.row_bytes(RESERVED) :])
+            second, none = (
+                Tensor(type, (len(gate), RESERVED), feature_columns),
+                np.zeros(len(gate), np.float32),
+            )
             layers.append(PredictorTensors(first, second, none, relu=False))
         facts = {"input": "normed"}
         write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)

@@ -44,7 +44,7 @@ def figures(answer: Answer) -> dict[str, float]:
 async def one_round(server: Server, number: int, options: argparse.Namespace) -> Figures:
     """Figures of each route."""
     text = TEXT.read_text(encoding="utf-8")[: options.prompt]
-    count, found = len(CONVERSATIONS), {}
+    count, by_route = len(CONVERSATIONS), {}
     async with Connection(server) as connection:
         for place in range(count):
             route = CONVERSATIONS[(number + place) % count]
@@ -59,8 +59,8 @@ async def one_round(server: Server, number: int, options: argparse.Namespace) ->
                     break
             else:
                 raise SystemExit(f"{route}: no answer of {_LEAST} pieces in {_TRIES}")
-            found[route] = figures(answer)
-    return found
+            by_route[route] = figures(answer)
+    return by_route
 
 
 def summary(rounds: list[Figures]) -> dict[str, Any]:
