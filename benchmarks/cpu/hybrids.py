@@ -6,10 +6,10 @@
     python benchmarks/cpu/hybrids.py --only lfm2moe --samples 0           # only whether both compute the same
 
 Files have few layers, of each kind about its share, and a vocabulary cut alike (lib/hybrids.py); ``--work``
-keeps them. Of Nemotron's neurons a share of ``--active`` fires. Contestants take turns, in turning order:
+keeps them. Of Nemotron's neurons a share of ``--active`` is active. Contestants take turns, in turning order:
 
     dense, dense t   `off`, on the stock file and on its twin with down by neuron
-    exact, exact t   neurons that do not fire are left out of down
+    exact, exact t   inactive neurons are left out of down
     llama_cpp        on the stock file, with flash attention or without, whichever is faster
 
 Each has ``--samples`` samples of generation, of a prompt and of several sequences. Printed are medians of
@@ -56,7 +56,7 @@ CHECKED = 48  #: tokens of the comparison of logits
 def add_options(add: Any) -> None:
     add("--only", nargs="+", choices=hybrids.HYBRIDS, default=[*hybrids.HYBRIDS])
     add("--types", nargs="+", default=["Q4_0"], metavar="TYPE", help="of blocks, or Q4_K_M (Q4_0)")
-    add("--active", type=float, default=0.09, help="share of neurons that fire, of models with zeros (0.09)")
+    add("--active", type=float, default=0.09, help="share of active neurons, of models with zeros (0.09)")
     add("--by-neuron", action="store_true", help="a twin with down by neuron, too")
     add("--samples", type=int, default=5, help="of each measure (5)")
     add("--prompts", type=int, nargs="*", default=[512])

@@ -6,10 +6,11 @@
 
 `--make` writes the model first if it does not exist: this number of layers of Qwen3-30B-A3B's shape, 337 MiB
 each, whose routers prefer a quarter of the experts (57 % of all choices); or, with `--shape`, of Mixtral's,
-779 MiB each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active
-first, and a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does not;
-`mixtral` is the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie together
-in its file. `--profile` counts routing on other texts and adds rounds in which hot experts keep their places.
+779 MiB each: `sparse-mixtral` has neurons that are active as a power law says (10 % on average), the most
+active first, and a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does
+not; `mixtral` is the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie
+together in its file. `--profile` counts routing on other texts and adds rounds in which hot experts keep
+their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
 (`--warm`: as it is). `--all` adds the whole model in memory. A round fills all places with a drawn text,

@@ -9,14 +9,14 @@ fewer experts than Nano's 128, 24 by default: enough for caches to hold few of t
 again. Weights are made up. Inputs have a mean, and a covariance whose k-th eigenvalue is k^-1.1: a truncated
 SVD of up then explains as much as one does of the gates of SmolLM2 and Gemma (69 % with a rank of D / 18).
 Each neuron has a probability of firing of its own: these are a power law with a mean of 9 %, in which a fifth
-of the neurons has half of all firings. Few experts are distinct; the others are copies of them elsewhere in
-memory.
+of the neurons has half of all activations. Few experts are distinct; the others are copies of them elsewhere
+in memory.
 
 Ways, which take turns on the same row and the same choice of experts, in a random order:
 
     dots       down by output as a dot of bytes: dense at its fastest, as models without zeros have it
     off        panels of a stock file, dense
-    exact      panels; only neurons that fire are read of down
+    exact      panels; only active neurons are read of down
     predicted  panels; of up, too, only what a predictor names
     ... t      these three with down by neuron
 

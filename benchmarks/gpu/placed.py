@@ -142,7 +142,7 @@ class Subject:
         return (none + self.split_share(share, factor) * (every - none)) / ours
 
     def gpu_firing_share(self, placement: Placement | None) -> float:
-        """Expected, of all neurons that fire."""
+        """The expected share of active neurons that the GPU has."""
         if placement is None:
             return 0.0
         pairs = zip(self.profile.firing, placement.hot, strict=True)

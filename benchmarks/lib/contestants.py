@@ -3,7 +3,7 @@
 Between ``prepare`` and the run lies whatever is not to be timed: the beginning of eight sequences, or 8192
 positions of a KV cache. These positions are not computed, which would take half of the time: speed does not
 depend on their content, so ours and llama.cpp's are written (512 real positions, 16 times). All get random
-tokens as prompts: in the synthetic models a token's features decide which neurons fire.
+tokens as prompts: in the synthetic models a token's features decide which neurons are active.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Weights are random, so its text is noise. How often each expert is routed to is 
 residual stream is about the same for all tokens, and each router reads from it a bias of its own for every
 expert, normally distributed. What a token adds to that has a standard deviation of 1.
 
-Of Mixtral's shape there are a sparse model (ReLU above a threshold, down by neuron), whose neurons fire for
-as many tokens as the assumed power law says, the most active first in each expert, and one with SiLU in the
-usual layout, which llama.cpp computes: as many bytes.
+Of Mixtral's shape there are a sparse model (ReLU above a threshold, down by neuron), whose neurons are active
+for as many tokens as the assumed power law says, the most active first in each expert, and one with SiLU in
+the usual layout, which llama.cpp computes: as many bytes.
 
 Beside the sparse model lies a predictor of rank 512, 4 % of the experts' bytes: a gate owes 95 % of its
 variance to the last 512 values of its input, and the predictor reads these alone. So it names 1.26 neurons
-for each that fires, and misses a few. 7.8 % are active: the law's 10 % minus the share that the hottest lack,
+for each active one, and misses a few. 7.8 % are active: the law's 10 % minus the share that the hottest lack,
 since none is active for more than 45 % of tokens; cold ones follow the law.
 """
 
@@ -52,7 +52,7 @@ MODELS = {
     "sparse-mixtral": Shape("llama", 4096, 32, 8, 8, 2, 14336, sparse=True),
 }
 CONTEXT = 4096
-_MOST_FIRING = 0.45  #: of tokens: a threshold above 0 lets no neuron fire for more than half
+_MOST_FIRING = 0.45  #: of tokens: a threshold above 0 lets no neuron be active for more than half
 _RANK = 512  #: of the predictor of a sparse model: values that it reads, the last ones
 _SEEN = 0.95  #: of the variance of a gate: what these give
 _NAMING = 0.85  #: threshold of the predictor, where that of gates is 1

@@ -6,9 +6,8 @@ quantiser chooses the types: a head in Q6_K, 8 bits where rows are no multiple o
 of the values and downs in Q6_K, and Q5_0 and Q8_0 in their places where rows are no multiple of 256.
 
 Where the activation gives zeros, weights *cause* them as in lib/models.py: rows of up read features of the
-token that nothing overwrites, and fire for a share of the tokens that is a power law's. Only ``DISTINCT``
-experts of a layer differ, the others are copies of them elsewhere in memory.
-"""
+token that nothing overwrites, and are active for a share of the tokens that is a power law's. Only
+``DISTINCT`` experts of a layer differ, the others are copies of them elsewhere in memory."""
 
 from __future__ import annotations
 

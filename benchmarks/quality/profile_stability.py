@@ -2,10 +2,9 @@
 
     python benchmarks/quality/profile_stability.py TEXT OTHER... [-m MODEL] [--tokens 65536]
 
-For the first text: neurons that fire, their overlap from token to token, unions. For each other one: the part
-of the hottest 20 % of neurons that both have (0.2 by chance), and the part of the other's firings that the
-first's hottest 20 % cover, beside what its own would.
-"""
+For the first text: active neurons, their overlap from token to token, unions. For each other one: the part of
+the hottest 20 % of neurons that both have (0.2 by chance), and the part of the other's activations that the
+first's hottest 20 % cover, beside what its own would."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ HOT = 0.2
 
 
 def profile(text: Path, options: list[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The command's report, and what it wrote: per layer the share of tokens for which each neuron fires."""
+    """The command's report, and what it wrote: per layer the share of tokens for which each neuron is
+    active."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "x.profile.gguf"
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -71,7 +71,7 @@ def main() -> None:
             f"\n{other}, {profiles[other][0]['tokens']} tokens\n| layer | hottest 20 % that are the same ",
             end="",
         )
-        print("| of its firings the first's cover | its own would |\n|---|---|---|---|")
+        print("| of its activations the first's cover | its own would |\n|---|---|---|---|")
         for i, row in enumerate(zip(*rows.values(), strict=True)):
             print(f"| {i} | {' | '.join(f'{share:.1%}' for share in row)} |")
     reports = {each: {key: profiles[each][0][key] for key in ("tokens", *columns)} for each in profiles}

@@ -119,7 +119,7 @@ def _of_layer(
             continue
         if not rule.layers or config.values[rule.layers][layer]:
             sources += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
-    sources += layout.own(checkpoint, layer, sizes, down_layout)
+    sources += layout.layer_sources(checkpoint, layer, sizes, down_layout)
     if layout.architecture == "gpt-oss":
         sources += expert_sources(checkpoint, layer, sizes)
     return sources
