@@ -236,9 +236,9 @@ def measure_type(
     by_name = contestants(args, plan, files, type) | others(args, plan, files, type)
     clock.say(f"{type}: a first round, which does not count: {', '.join(by_name)}")
     for measure in plan.measures:
-        for each in by_name.values():
-            if each.can(measure, 0):
-                each.warm(measure)
+        for contestant in by_name.values():
+            if contestant.can(measure, 0):
+                contestant.warm(measure)
         clock.say(f"{type}: {measure} works")
     for round in range(args.rounds):
         begun = clock.spent
@@ -247,8 +247,8 @@ def measure_type(
             speeds = measured.tok_s, measured.gb_s, conditions.read_gb_s
             samples.append(report.Sample(type, measure, name, turn, *speeds, conditions.state))
             shown_speeds.setdefault((measure, turn), []).append(f"{name} {measured.tok_s:.1f}")
-        for (measure, turn), each in shown_speeds.items():
-            clock.say(f"{type}, {measure}, sample {turn + 1}, tok/s: {', '.join(each)}")
+        for (measure, turn), texts in shown_speeds.items():
+            clock.say(f"{type}, {measure}, sample {turn + 1}, tok/s: {', '.join(texts)}")
         if clock.spent + (clock.spent - begun) > end:
             break
     settings: dict[str, Any] = {}

@@ -41,7 +41,7 @@ _HEADING = (
 class Goal:
     """``met`` is None where nothing was measured."""
 
-    what: str
+    title: str
     measured: str
     wanted: str
     met: bool | None
@@ -49,7 +49,7 @@ class Goal:
     @property
     def line(self) -> str:
         sign = {True: "ok  ", False: "MISS", None: "  ? "}[self.met]
-        return f"{sign} {self.what:<40}{self.measured:>14}   {self.wanted}"[:80]
+        return f"{sign} {self.title:<40}{self.measured:>14}   {self.wanted}"[:80]
 
 
 def key_of(row: Row) -> str:

@@ -37,8 +37,8 @@ def svg(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     measures = list(dict.fromkeys(measure for each in types.values() for measure in each))
     values = {
         (type, measure, name): ratio["median"]
-        for type, each in types.items()
-        for measure, row in each.items()
+        for type, rows in types.items()
+        for measure, row in rows.items()
         for name in BARS
         if (ratio := row["ratios"].get(f"{name}_over_llama_cpp"))
     }

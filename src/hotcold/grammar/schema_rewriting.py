@@ -185,8 +185,8 @@ class _Rewriting:
         others_of_named = self._said(by_pattern.values())
         others_by_pattern = self._said(named.values()) if by_pattern else NOTHING
         properties = {
-            name: self._schema(each, self._inner(place, "properties", name, others=others_of_named))
-            for name, each in named.items()
+            name: self._schema(subschema, self._inner(place, "properties", name, others=others_of_named))
+            for name, subschema in named.items()
         }
         patterns, all_patterns = self._patterns(by_pattern, place, others_by_pattern)
         rest = schema.get("additionalProperties")
@@ -194,7 +194,7 @@ class _Rewriting:
             rest = self._schema(rest, self._inner(place, "additionalProperties"))
         required = list(dict.fromkeys(schema.get("required", ())))
         if _may_close(schema):
-            other_patterns = [each for each in others.patterns if each not in patterns]
+            other_patterns = [pattern for pattern in others.patterns if pattern not in patterns]
             spoken = others.open or said_by(schema).open or not all_patterns
             rest = spoken or not place.closing or bool(other_patterns and patterns)
             if not rest:
@@ -205,8 +205,8 @@ class _Rewriting:
         # The compiler would let an answer begin a name of a pattern even if all such names are used.
         for pattern in [*patterns]:
             if (names := few_names(pattern)) is not None:
-                each = patterns.pop(pattern)
-                properties |= {name: _both(properties.get(name, True), each) for name in names}
+                subschema = patterns.pop(pattern)
+                properties |= {name: _both(properties.get(name, True), subschema) for name in names}
         parts = {"properties": properties, "patternProperties": patterns, "required": required}
         object_schema: _Schema = {key: value for key, value in parts.items() if value}
         if rest is not None:

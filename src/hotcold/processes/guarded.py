@@ -222,8 +222,8 @@ if sys.platform == "win32":
     def _bounds() -> Bounds:
         return Bounds(kernel32())
 
-    def _bound_memory(more: int) -> None:
-        _bounds().memory(more)
+    def _bound_memory(additional: int) -> None:
+        _bounds().memory(additional)
 
     def _bound_time(seconds: float) -> None:
         _bounds().time(seconds, seconds * (_CLOCK + 1))
