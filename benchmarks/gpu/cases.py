@@ -290,12 +290,8 @@ class Case:
         return {"prompt_ms": prompt_ms, "end_to_end_tok_s": end_to_end(prompt_ms, full_ms)}
 
     def _read(self, contestant: Placed, timed: Sequence[Pass], ms: float) -> Row:
-        figures = [
-            contestant.figures(pass_figures.counters)
-            for pass_figures in timed
-            if pass_figures.counters is not None
-        ]
-        nbytes = statistics.median(pass_figures.bytes_per_token or 0 for pass_figures in figures)
+        figures = [contestant.figures(run.counters) for run in timed if run.counters is not None]
+        nbytes = statistics.median(run.bytes_per_token or 0 for run in figures)
         hardware, hot = self.subject.hardware, bool(contestant.model.gpus)
         bandwidth = 0.0
         if not contestant.name.startswith("GPU"):
@@ -307,7 +303,7 @@ class Case:
             "mb_per_token": nbytes / 1e6,
             "gb_s": gb_s,
             "bandwidth_share": gb_s / bandwidth,
-            "active_share": statistics.median(pass_figures.active_share or 0 for pass_figures in figures),
+            "active_share": statistics.median(run.active_share or 0 for run in figures),
         }
 
     def _placed(self, contestant: Placed, program_ms: float) -> Row:

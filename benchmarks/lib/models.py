@@ -476,11 +476,8 @@ def write(path: Path, recipe: Recipe) -> None:
     with open_gguf(path) as file:
         for layer in range(recipe.shape.layers):
             gate = file.load(f"blk.{layer}.ffn_gate_exps.weight").data
-            feature_columns = np.ascontiguousarray(gate[:, -type.row_bytes(RESERVED) :])
-            second, none = (
-                Tensor(type, (len(gate), RESERVED), feature_columns),
-                np.zeros(len(gate), np.float32),
-            )
+            columns = np.ascontiguousarray(gate[:, -type.row_bytes(RESERVED) :])
+            second, none = Tensor(type, (len(gate), RESERVED), columns), np.zeros(len(gate), np.float32)
             layers.append(PredictorTensors(first, second, none, relu=False))
         facts = {"input": "normed"}
         write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)

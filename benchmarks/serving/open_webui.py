@@ -150,12 +150,8 @@ def asked(url: str) -> dict[str, int]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     counts = re.findall(r'requests_total\{route="([^"]+)",status="(\d+)"\} ([\d.]+)', text)
-    uninteresting = ("/health", "/metrics")
-    return {
-        f"{route} {status}": int(float(count))
-        for route, status, count in counts
-        if route not in uninteresting
-    }
+    ignored = ("/health", "/metrics")
+    return {f"{route} {status}": int(float(count)) for route, status, count in counts if route not in ignored}
 
 
 def main() -> int:

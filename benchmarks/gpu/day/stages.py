@@ -70,17 +70,12 @@ def compare(*arguments: str) -> Callable[[float], list[str]]:
     take 15 s more to end."""
 
     def command(seconds: float) -> list[str]:
-        whole_command = python(HERE.parent / "compare.py", "--json", WORK / "report.json", *arguments)
-        whole_command += [
-            "--minutes",
-            f"{max(seconds - 16, 0.75 * seconds) / 60:.3f}",
-            "--hardware",
-            str(hardware()),
-        ]
-        whole_command += ["--gpu", chosen_gpu()]
+        words = python(HERE.parent / "compare.py", "--json", WORK / "report.json", *arguments)
+        words += ["--minutes", f"{max(seconds - 16, 0.75 * seconds) / 60:.3f}", "--hardware", str(hardware())]
+        words += ["--gpu", chosen_gpu()]
         if (WORK / "llama").exists():
-            whole_command += ["--llama-bench", str(llama_program())]
-        return whole_command + ["--small"] * SMALL
+            words += ["--llama-bench", str(llama_program())]
+        return words + ["--small"] * SMALL
 
     return command
 

@@ -105,13 +105,7 @@ def gemma3n_keys(config: Settings) -> Facts:
 def layer_tensors(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """A layer's tensors."""
     values, streams = checkpoint.config.values, checkpoint.config.values["streams"]
-    dims = {
-        **sizes,
-        "S": streams,
-        "T": streams * streams,
-        "R": values["laurel"],
-        "P": values["layer_input"],
-    }
+    dims = {**sizes, "S": streams, "T": streams * streams, "R": values["laurel"], "P": values["layer_input"]}
     dims["N"] = values["neurons"][layer]
     hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
     names = [*_OWN, *((f"{origin}.weight", target, "D") for origin, target in NORMS.items())]

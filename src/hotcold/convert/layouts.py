@@ -110,7 +110,7 @@ def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
     )
 
 
-#: Rules of draft blocks beyond those of a layer. ``own`` tensors exist if they differ from the model's.
+#: Rules of draft blocks beyond those of a layer. Tensors marked "own" exist if they differ from the model's.
 DRAFTING_RULES = _rules("nextn")
 
 # Sparse variants of gates. FATReLU (arXiv 2402.13516) is a ReLU with the threshold hidden_act_param. dReLU

@@ -109,14 +109,8 @@ def _check_depth(value: object) -> None:
         if not level:
             return
         inner: list[object] = []
-        for container in level:
-            inner += (
-                container.values()
-                if isinstance(container, dict)
-                else container
-                if isinstance(container, list)
-                else ()
-            )
+        for part in level:
+            inner += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         level = inner
     raise GrammarError(_TOO_DEEP)
 

@@ -127,19 +127,15 @@ class _Rewriting:
             raise GrammarError(f"the schema is nested too deeply: {MOST_LEVELS} levels are allowed")
         for key, value in schema.items():
             check_value(key, value, place.at(key))
-        by_keywords = self._simple(schema, place) | self._items(schema, place)
+        stated = self._simple(schema, place) | self._items(schema, place)
         place = replace(place, closing=place.closing or schema.get("unevaluatedProperties") is False)
         groups = self._groups(schema)
-        by_keywords |= self._object(schema, place, total([place.others, *(each.others for each in groups)]))
+        stated |= self._object(schema, place, total([place.others, *(each.others for each in groups)]))
         applied = self._applied(schema, place, groups)
         lost = (key for key in NOT_ENFORCED if key in schema and not _asks_nothing(key, schema))
         self._leave_out(place, *lost)
-        both = [key for key in schema if key in by_keywords or key in (*GROUPS, *REFERENCES)]
-        return (
-            _merged(by_keywords, applied)
-            if both and both[0] in by_keywords
-            else _merged(applied, by_keywords)
-        )
+        both = [key for key in schema if key in stated or key in (*GROUPS, *REFERENCES)]
+        return _merged(stated, applied) if both and both[0] in stated else _merged(applied, stated)
 
     # --- keywords of a single value -----------------------------------------------------------------------
 

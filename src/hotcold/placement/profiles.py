@@ -132,9 +132,9 @@ def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> Non
     }
     routing = {i: shares for i, shares in enumerate(profile.routing or ()) if shares.size > 1}
     tensors |= {f"blk.{i}.routing": quantise(shares, "F16") for i, shares in routing.items()}
-    for i, shares in enumerate(profile.routes or ()):
-        if shares.size:
+    for i, ids in enumerate(profile.routes or ()):
+        if ids.size:
             tensors[f"blk.{i}.routes"] = Tensor(
-                _I16, shares.shape, np.ascontiguousarray(shares, "<i2").view(np.uint8)
+                _I16, ids.shape, np.ascontiguousarray(ids, "<i2").view(np.uint8)
             )
     write_gguf(path, metadata, tensors)
