@@ -27,14 +27,14 @@ TASK = "Answer from these passages alone, and name the numbers of the passages t
 
 def passages(text: str, longest: int = PASSAGE) -> list[str]:
     """Joins paragraphs to passages of at most this number of characters; a longer paragraph is divided."""
-    found = [""]
+    parts = [""]
     for paragraph in re.split(r"\n\s*\n", text):
         for start in range(0, len(paragraph), longest):
             part = paragraph[start : start + longest].strip()
-            if len(found[-1]) + len(part) > longest:
-                found.append("")
-            found[-1] = f"{found[-1]}\n\n{part}".strip()
-    return [each for each in found if each]
+            if len(parts[-1]) + len(part) > longest:
+                parts.append("")
+            parts[-1] = f"{parts[-1]}\n\n{part}".strip()
+    return [each for each in parts if each]
 
 
 def add(database: sqlite3.Connection, embedder: LLM, files: list[Path]) -> int:
@@ -62,9 +62,9 @@ def nearest(database: sqlite3.Connection, embedder: LLM, question: str) -> list[
     return [rows[i][:2] for i in order[:NEAREST]]
 
 
-def ask(llm: LLM, found: list[tuple[str, str]], question: str, **options: Any) -> dict[str, Any]:
+def ask(llm: LLM, matches: list[tuple[str, str]], question: str, **options: Any) -> dict[str, Any]:
     """The answer to a question from passages: ``{"answer": text, "sources": [numbers from 1]}``."""
-    number = {"type": "integer", "minimum": 1, "maximum": len(found)}
+    number = {"type": "integer", "minimum": 1, "maximum": len(matches)}
     schema = {
         "type": "object",
         "properties": {
@@ -74,7 +74,7 @@ def ask(llm: LLM, found: list[tuple[str, str]], question: str, **options: Any) -
         "required": ["answer", "sources"],
         "additionalProperties": False,
     }
-    numbered = "\n\n".join(f"[{i}] {text}" for i, (_, text) in enumerate(found, 1))
+    numbered = "\n\n".join(f"[{i}] {text}" for i, (_, text) in enumerate(matches, 1))
     messages = [{"role": "user", "content": f"{TASK}\n\n{numbered}\n\n{question}"}]
     reply = llm.chat(messages, grammar=Grammar("json_schema", json.dumps(schema)), **options)
     if reply.error or reply.finish_reason != "stop":

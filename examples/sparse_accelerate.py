@@ -46,5 +46,5 @@ for step in range(STEPS):
 
 held_out = choosing[rank::processes].split(4)
 save_sparse(model, output, tokenizer=tokenizer, threshold="per-layer", held_out=held_out)
-found = measure_sparsity(model, judging[rank::processes].split(4), reference=dense)
-accelerator.print("sparse:", found)
+sparsity = measure_sparsity(model, judging[rank::processes].split(4), reference=dense)
+accelerator.print("sparse:", sparsity)

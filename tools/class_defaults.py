@@ -29,9 +29,9 @@ def row_of(text: Any) -> dict[str, Any]:
     """The defaults of a text model's class, and the names that its keys have besides."""
     kind = type(text)
     values = {
-        each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-        for each in dataclasses.fields(kind)
-        if each.name not in _OF_ALL
+        entry.name: entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+        for entry in dataclasses.fields(kind)
+        if entry.name not in _OF_ALL
     }
     values |= _rotation(text)
     names = dict(kind.attribute_map)
@@ -42,26 +42,26 @@ def row_of(text: Any) -> dict[str, Any]:
 
 def _rotation(text: Any) -> dict[str, Any]:
     """The keys of the rotation, as the class has them without any in config.json."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     theta, made = type(text).default_theta, getattr(text, "rope_parameters", None) or {}
     nested = [each for each in made.values() if isinstance(each, dict)]
     if any(each.get("rope_type") != "default" for each in nested or [made]) and made:
-        found["rope_parameters"] = {
+        settings["rope_parameters"] = {
             key: each for key, each in made.items() if (key, each) != ("rope_theta", theta)
         }
-        found["rope_theta"] = theta
+        settings["rope_theta"] = theta
     elif isinstance(theta, dict):
-        found |= {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
+        settings |= {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
     else:
-        found["rope_theta"] = theta
+        settings["rope_theta"] = theta
     modeling = importlib.import_module(type(text).__module__.replace(".configuration_", ".modeling_"))
     if _PARTLY in inspect.getsource(modeling):
-        found |= {"rotates_partly": True, _PARTLY: made.get(_PARTLY, 1.0)}
-    return found
+        settings |= {"rotates_partly": True, _PARTLY: made.get(_PARTLY, 1.0)}
+    return settings
 
 
 def rows() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_type: dict[str, Any] = {}
     for model_type in LAYOUTS:
         try:
             whole = AutoConfig.for_model(model_type)
@@ -69,10 +69,10 @@ def rows() -> dict[str, Any]:
             print(f"{model_type}: transformers has no such class, so no defaults", file=sys.stderr)
             continue
         text = whole.get_text_config()
-        found[text.model_type] = row_of(text)
+        by_type[text.model_type] = row_of(text)
         if text.model_type != model_type:
-            found[model_type] = {"text": text.model_type, _TIED: whole.tie_word_embeddings}
-    return dict(sorted(found.items()))
+            by_type[model_type] = {"text": text.model_type, _TIED: whole.tie_word_embeddings}
+    return dict(sorted(by_type.items()))
 
 
 def main() -> int:

@@ -72,21 +72,21 @@ def main() -> None:
     args = parser.parse_args()
     names = ("types", "tokens", "rows", "columns", "threads")
     settings = json.dumps({name: getattr(args, name) for name in names})
-    builds = [build(each, __file__, settings) for each in args.builds]
+    builds = [build(child, __file__, settings) for child in args.builds]
     figures = []
     for type in args.types:
         for tokens in args.tokens:
             work = tokens * args.rows * args.columns / 1e9
-            taken = [[each.ask((type, tokens)) for each in builds] for _ in range(args.rounds + 1)][1:]
+            taken = [[child.ask((type, tokens)) for child in builds] for _ in range(args.rounds + 1)][1:]
             speeds = [round(work / statistics.median(column), 1) for column in zip(*taken, strict=True)]
             ratios = [row[0] / row[-1] for row in taken]
             figure = {"type": type, "tokens": tokens, "gmac_s": speeds, "ratio": statistics.median(ratios)}
             figures.append(figure | {"low": min(ratios), "high": max(ratios)})
             line = "{type:<7} {tokens:5} tokens: {gmac_s} GMAC/s, {ratio:.3f} ({low:.3f} to {high:.3f})"
             print(line.format(**figures[-1]), flush=True)
-    isas = [each.first for each in builds]
-    for each in builds:
-        each.close()
+    isas = [child.first for child in builds]
+    for child in builds:
+        child.close()
     shape = {"rows": args.rows, "columns": args.columns}
     print(json.dumps({"isa": isas, "threads": args.threads, **shape, "figures": figures}))
 

@@ -106,15 +106,15 @@ class Mutant:
 
     def difference(self) -> str:
         lines = ast.unparse(self.tree).splitlines(), self.source().splitlines()
-        found = difflib.unified_diff(*lines, n=0, lineterm="")
-        return "\n".join(f"    {line}" for line in found if not line.startswith(("---", "+++", "@@")))
+        changed_lines = difflib.unified_diff(*lines, n=0, lineterm="")
+        return "\n".join(f"    {line}" for line in changed_lines if not line.startswith(("---", "+++", "@@")))
 
 
 def mutants(source: str, module: str) -> list[Mutant]:
     """All of a module, in order of their places."""
     tree = ast.parse(source)
-    found = [(place, new) for place, node in _places(tree, 1, None) for new in _replacements(node)]
-    return [Mutant(f"{module}#{i}", tree, place, new) for i, (place, new) in enumerate(found)]
+    changes = [(place, new) for place, node in _places(tree, 1, None) for new in _replacements(node)]
+    return [Mutant(f"{module}#{i}", tree, place, new) for i, (place, new) in enumerate(changes)]
 
 
 def _places(parent: ast.AST, line: int, function: int | None) -> Iterator[tuple[Place, ast.AST]]:
@@ -319,22 +319,22 @@ class Suite:
         if function is None:
             tests = [t for t, entered in self._entered.items() if str(path) in {file for file, _ in entered}]
         tests = sorted(tests or self._seconds if function is None else tests, key=self._seconds.__getitem__)
-        own = [test for test in tests if f"test_{path.stem}.py::" in test]
-        others = [test for test in tests if test not in set(own)]
+        tests_of_module = [test for test in tests if f"test_{path.stem}.py::" in test]
+        others = [test for test in tests if test not in set(tests_of_module)]
         total = itertools.accumulate(self._seconds[test] for test in others)
         others = [test for test, seconds in zip(others, total, strict=True) if seconds <= self._most]
-        return [stage for stage in (own, others) if stage]
+        return [stage for stage in (tests_of_module, others) if stage]
 
 
 def source_files(names: Sequence[str]) -> dict[str, Path]:
     """The modules of packages, or modules themselves, by their names below hotcold."""
-    found = {}
+    files = {}
     for name in names:
         path = hotcold_folder() / name.replace(".", "/")
-        for each in sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
-            if each.stem != "__init__":
-                found[".".join(each.relative_to(hotcold_folder()).with_suffix("").parts)] = each
-    return found
+        for file in sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
+            if file.stem != "__init__":
+                files[".".join(file.relative_to(hotcold_folder()).with_suffix("").parts)] = file
+    return files
 
 
 def hotcold_folder() -> Path:
@@ -373,16 +373,16 @@ def main(arguments: list[str]) -> int:
     tried = survived = 0
     everything = [m for module, path in paths.items() for m in mutants(path.read_text(), module)]
     for name in args.names:
-        found = [m for m in everything if name in (m.name, m.module, m.module.rpartition(".")[0])]
-        drawn = sorted(random.Random(args.seed).sample(range(len(found)), min(args.count, len(found))))
+        chosen = [m for m in everything if name in (m.name, m.module, m.module.rpartition(".")[0])]
+        drawn = sorted(random.Random(args.seed).sample(range(len(chosen)), min(args.count, len(chosen))))
         before = survived
-        for mutant in (found[i] for i in drawn):
+        for mutant in (chosen[i] for i in drawn):
             path = paths[mutant.module]
             if not suite.kills(mutant, path):
                 survived += 1
                 print(f"{path}:{mutant.place.line}: {mutant.name}\n{mutant.difference()}", flush=True)
         tried += len(drawn)
-        print(f"{name}: {survived - before} of {len(drawn)} survived, drawn of {len(found)}", flush=True)
+        print(f"{name}: {survived - before} of {len(drawn)} survived, drawn of {len(chosen)}", flush=True)
     share = round(survived / tried, 4) if tried else None
     print(json.dumps({"mutants": tried, "killed": tried - survived, "survived": survived, "share": share}))
     return int(survived > 0)

@@ -108,24 +108,24 @@ def main() -> int:
     parser.add_argument("--only", help="names that begin so")
     parser.add_argument("--welcome", action="store_true", help="before anything was written, too")
     args = parser.parse_args()
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     with ExitStack() as stack:
         profile = stack.enter_context(tempfile.TemporaryDirectory())
         url = args.url
         if url is None:
             model = experts(Path(profile)) if args.experts else args.model
-            more = ["-m", str(model)] if model else []
-            url = stack.enter_context(serving(more, Path(profile) / "log")).url
+            options = ["-m", str(model)] if model else []
+            url = stack.enter_context(serving(options, Path(profile) / "log")).url
         driver = stack.enter_context(browser(Path(profile) / "browser", "--hide-scrollbars"))
         for shot in SHOTS if args.name == "page" else [(args.name, *SHOTS[0][1:])]:
             if args.only and not shot[0].startswith(args.only):
                 continue
             for stage in ("welcome", "writing") if args.welcome else ("writing",):
                 path = shoot(driver, url, shot, stage, args.output)
-                found[path.name] = path.stat().st_size
-                print(f"{path}: {found[path.name]} bytes", file=sys.stderr)
-    print(json.dumps({"files": found, "largest": max(found.values()), "limit": MOST_BYTES}))
-    return 0 if max(found.values()) <= MOST_BYTES else 1
+                sizes[path.name] = path.stat().st_size
+                print(f"{path}: {sizes[path.name]} bytes", file=sys.stderr)
+    print(json.dumps({"files": sizes, "largest": max(sizes.values()), "limit": MOST_BYTES}))
+    return 0 if max(sizes.values()) <= MOST_BYTES else 1
 
 
 if __name__ == "__main__":

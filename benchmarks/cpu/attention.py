@@ -29,15 +29,17 @@ CHUNK = 128  #: LoadOptions.chunk
 
 
 def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
-    found = []
+    case_list = []
     for kv_heads in args.kv_heads:
         for type in args.types:
             for position in args.prompt:
-                found.append({"kv_heads": kv_heads, "type": type, "prompt": CHUNK, "position": position})
+                case_list.append({"kv_heads": kv_heads, "type": type, "prompt": CHUNK, "position": position})
             for position in args.decode:
                 for rows in args.rows:
-                    found.append({"kv_heads": kv_heads, "type": type, "decode": rows, "position": position})
-    return found
+                    case_list.append(
+                        {"kv_heads": kv_heads, "type": type, "decode": rows, "position": position}
+                    )
+    return case_list
 
 
 def answer_with(threads: int, heads: int, head_dim: int) -> Callable[[dict[str, Any]], float]:
@@ -67,18 +69,18 @@ def answer_with(threads: int, heads: int, head_dim: int) -> Callable[[dict[str, 
             for t in range(rows):
                 batch.positions[t] = case["position"] + (0 if decode else t)
                 batch.sequence[t] = t if decode else 0
-            some = random.standard_normal((61, PAGE, head_dim)).astype(np.float32)
+            random_rows = random.standard_normal((61, PAGE, head_dim)).astype(np.float32)
             if case["type"] == "q8_0":
                 import gguf
 
-                some = gguf.quants.quantize(some, gguf.GGMLQuantizationType.Q8_0)
+                random_rows = gguf.quants.quantize(random_rows, gguf.GGMLQuantizationType.Q8_0)
             caches = []
             for _ in "kv":
-                shape = (sequences * pages, kv_heads, PAGE, some.shape[-1])
+                shape = (sequences * pages, kv_heads, PAGE, random_rows.shape[-1])
                 cache = backend.zeros(shape, CACHE_TYPES[case["type"]])
-                flat = cache.reshape(-1, *some.shape[1:])
-                for at in range(0, len(flat), len(some)):
-                    flat[at : at + len(some)] = some[: len(flat) - at]
+                flat = cache.reshape(-1, *random_rows.shape[1:])
+                for at in range(0, len(flat), len(random_rows)):
+                    flat[at : at + len(random_rows)] = random_rows[: len(flat) - at]
                 caches.append(cache)
             q, out = (backend.zeros((rows, heads, head_dim)) for _ in range(2))
             q[:] = random.standard_normal(q.shape)
@@ -110,8 +112,8 @@ def work(case: dict[str, Any], heads: int, head_dim: int) -> tuple[float, float]
 
 
 def name_of(case: dict[str, Any]) -> str:
-    what = f"prompt of {case['prompt']}" if "prompt" in case else f"decode {case['decode']} rows"
-    return f"{what} at {case['position']}, {case['kv_heads']} kv heads, {case['type']}"
+    kind = f"prompt of {case['prompt']}" if "prompt" in case else f"decode {case['decode']} rows"
+    return f"{kind} at {case['position']}, {case['kv_heads']} kv heads, {case['type']}"
 
 
 def main() -> None:
@@ -130,14 +132,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1], help="sequences that decode")
     args = parser.parse_args()
     builds = [
-        build(each, __file__, args.threads, args.heads, args.head_dim) for each in args.builds or [None]
+        build(child, __file__, args.threads, args.heads, args.head_dim) for child in args.builds or [None]
     ]
     report = []
     for case in cases(args):
         pairs = [in_turns(builds, {**case, "repeat": args.repeat}, pair) for pair in range(args.pairs)]
         macs, nbytes = work(case, args.heads, args.head_dim)
         row: dict[str, Any] = dict(case)
-        row["ms"] = [1e3 * statistics.median(each) for each in zip(*pairs, strict=True)]
+        row["ms"] = [1e3 * statistics.median(child) for child in zip(*pairs, strict=True)]
         row["gmac_s"] = [macs / ms / 1e6 for ms in row["ms"]]
         row["gb_s"] = [nbytes / ms / 1e6 for ms in row["ms"]]
         ratios = [times[0] / times[-1] for times in pairs]
@@ -149,8 +151,8 @@ def main() -> None:
         )
         ratio = " {:.2f} [{:.2f}, {:.2f}]".format(*row["ratio"]) if len(builds) > 1 else ""
         print(f"{name_of(case):<48}" + " | ".join(figures) + ratio, flush=True)
-    for each in builds:
-        each.close()
+    for child in builds:
+        child.close()
     print(
         json.dumps(
             {"threads": args.threads, "heads": args.heads, "head_dim": args.head_dim, "figures": report}

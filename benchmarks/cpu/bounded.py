@@ -54,19 +54,19 @@ def llama(args: argparse.Namespace, enter: Callable[[], None], mode: str) -> flo
             return None
     if child.returncode:
         return None
-    found: float = json.loads(output[re.search(r"^\[", output, re.MULTILINE).start() :])[0]["avg_ts"]  # type: ignore[union-attr]
-    return found
+    speed: float = json.loads(output[re.search(r"^\[", output, re.MULTILINE).start() :])[0]["avg_ts"]  # type: ignore[union-attr]
+    return speed
 
 
 def theirs(args: argparse.Namespace, group: MemoryGroup) -> dict[str, Any]:
     """llama.cpp in the group: cold, warm, and what the file had of the cache then."""
     forget(args.stock or args.model)
-    found: dict[str, Any] = {"cold": llama(args, group.enter, "mmap")}
-    found["warm"] = llama(args, group.enter, "mmap")
-    found["cached_bytes"] = group.cached_bytes
+    figures: dict[str, Any] = {"cold": llama(args, group.enter, "mmap")}
+    figures["warm"] = llama(args, group.enter, "mmap")
+    figures["cached_bytes"] = group.cached_bytes
     if args.read:
-        found["read"] = llama(args, group.enter, "none")
-    return found
+        figures["read"] = llama(args, group.enter, "none")
+    return figures
 
 
 def pair(args: argparse.Namespace, share: float) -> dict[str, Any]:
@@ -111,9 +111,10 @@ def main() -> None:
     rounds = [pair(args, share) for _ in range(args.rounds) for share in args.shares]
     ratios = {}
     for share in args.shares:
-        own = [each for each in rounds if each["share"] == share]
+        of_share = [each for each in rounds if each["share"] == share]
         pairs = {
-            name: [(e["hotcold"]["tok_s"], e["llama_cpp"][name]) for e in own] for name in ("cold", "warm")
+            name: [(e["hotcold"]["tok_s"], e["llama_cpp"][name]) for e in of_share]
+            for name in ("cold", "warm")
         }
         ratios[share] = {name: median([a / b for a, b in each if b]) for name, each in pairs.items()}
     facts = {"tokens": args.tokens, "theirs": args.theirs, "threads": args.threads}

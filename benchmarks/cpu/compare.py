@@ -149,8 +149,8 @@ class Files:
         shape = models.Shape(dim, neurons, args.layers, heads, kv_heads, vocab, 1 << 16)
         name = args.experts or "x".join(map(str, (*args.shape, args.layers)))
         dense = "pure" if getattr(args, "pure", False) else "silu"
-        what = dense if active is None else f"{'ungated' if args.ungated else 'relu'}{active:g}"
-        path = self.folder / f"{name}-{type}-{what}-{layout}.gguf"
+        kind = dense if active is None else f"{'ungated' if args.ungated else 'relu'}{active:g}"
+        path = self.folder / f"{name}-{type}-{kind}-{layout}.gguf"
         if path.exists():
             return path
         if type in WRITTEN or getattr(args, "pure", False):
@@ -183,38 +183,38 @@ def contestants(args: argparse.Namespace, plan: Plan, files: Files, type: str) -
     def again() -> Session:
         return ours(args, plan, dense, "off").session()
 
-    found: dict[str, Contestant] = {"dense": Ours(again(), plan, again)}
+    by_name: dict[str, Contestant] = {"dense": Ours(again(), plan, again)}
     if not args.no_sparse:
         model = ours(args, plan, files.sparse(type), "exact")
-        found["exact"] = Ours(model.session(), plan)
+        by_name["exact"] = Ours(model.session(), plan)
         if type in WRITTEN:
-            found["predicted"] = Ours(model.session("predicted"), plan)
+            by_name["predicted"] = Ours(model.session("predicted"), plan)
     if not args.no_llama_cpp:
         try:
-            found["llama_cpp"] = LlamaCpp(dense, args.threads, plan)
+            by_name["llama_cpp"] = LlamaCpp(dense, args.threads, plan)
         except ImportError:
             files.clock.say("llama-cpp-python is not installed: there is nothing to compare with")
-    return found
+    return by_name
 
 
 def others(args: argparse.Namespace, plan: Plan, files: Files, type: str) -> dict[str, Contestant]:
     """Engines in processes of their own."""
-    found: dict[str, Contestant] = {}
+    by_name: dict[str, Contestant] = {}
     if plan.published:  # they have no loading by itself
-        return found
+        return by_name
     if args.ik_llama_bench is not None:
-        found["ik_llama_cpp"] = LlamaBench(args.ik_llama_bench, files.dense(type), args.threads, plan)
+        by_name["ik_llama_cpp"] = LlamaBench(args.ik_llama_bench, files.dense(type), args.threads, plan)
     python = args.openvino_python
     if python is None and find_spec("openvino_genai") is not None:
         python = Path(sys.executable)
     if python is not None:
         try:
-            found["openvino"] = OpenVINO(python, files.dense(type), args.threads, plan)
+            by_name["openvino"] = OpenVINO(python, files.dense(type), args.threads, plan)
         except RuntimeError as error:
             files.clock.say(f"{type}: {error}")
     if args.powerinfer is not None and type in models.POWERINFER_TYPES:
-        found["powerinfer"] = PowerInfer(args.powerinfer, files.sparse(type), args.threads, plan)
-    return found
+        by_name["powerinfer"] = PowerInfer(args.powerinfer, files.sparse(type), args.threads, plan)
+    return by_name
 
 
 def ours(args: argparse.Namespace, plan: Plan, path: Path, sparsity: str) -> LoadedModel:
@@ -233,28 +233,28 @@ def measure_type(
     """Rounds until ``end`` on the clock, one at least; one before it warms memory and chooses settings."""
     clock, samples = files.clock, []
     clock.say(f"{type}: making models")
-    found = contestants(args, plan, files, type) | others(args, plan, files, type)
-    clock.say(f"{type}: a first round, which does not count: {', '.join(found)}")
+    by_name = contestants(args, plan, files, type) | others(args, plan, files, type)
+    clock.say(f"{type}: a first round, which does not count: {', '.join(by_name)}")
     for measure in plan.measures:
-        for each in found.values():
-            if each.can(measure, 0):
-                each.warm(measure)
+        for contestant in by_name.values():
+            if contestant.can(measure, 0):
+                contestant.warm(measure)
         clock.say(f"{type}: {measure} works")
     for round in range(args.rounds):
         begun = clock.spent
         shown_speeds: dict[tuple[str, int], list[str]] = {}
-        for measure, turn, name, measured, conditions in run_round(found, plan, machine, round):
+        for measure, turn, name, measured, conditions in run_round(by_name, plan, machine, round):
             speeds = measured.tok_s, measured.gb_s, conditions.read_gb_s
             samples.append(report.Sample(type, measure, name, turn, *speeds, conditions.state))
             shown_speeds.setdefault((measure, turn), []).append(f"{name} {measured.tok_s:.1f}")
-        for (measure, turn), each in shown_speeds.items():
-            clock.say(f"{type}, {measure}, sample {turn + 1}, tok/s: {', '.join(each)}")
+        for (measure, turn), texts in shown_speeds.items():
+            clock.say(f"{type}, {measure}, sample {turn + 1}, tok/s: {', '.join(texts)}")
         if clock.spent + (clock.spent - begun) > end:
             break
     settings: dict[str, Any] = {}
     if plan.published:
-        settings[f"perplexity, {type}"] = perplexities(found)
-    for name, contestant in found.items():
+        settings[f"perplexity, {type}"] = perplexities(by_name)
+    for name, contestant in by_name.items():
         chosen = getattr(contestant, "settings", None)
         if chosen:
             settings[f"{report.NAMES[name]}, {type}"] = chosen
@@ -263,16 +263,16 @@ def measure_type(
     return samples, settings
 
 
-def perplexities(found: Mapping[str, Contestant]) -> dict[str, float]:
+def perplexities(by_name: Mapping[str, Contestant]) -> dict[str, float]:
     """Measures the perplexity of a text of stories, by the contestants that tell it."""
-    mine = found["dense"]
+    mine = by_name["dense"]
     assert isinstance(mine, Ours)
     tokenizer = mine.session.model.tokenizer
     windows = text_windows(tokenizer, TEXT.read_text(encoding="utf-8"), WINDOW)[1 : WINDOWS + 1]
     return {
-        report.NAMES[name]: round(math.exp(each.surprise(windows)), 3)
-        for name, each in found.items()
-        if isinstance(each, Ours | LlamaCpp)
+        report.NAMES[name]: round(math.exp(contestant.surprise(windows)), 3)
+        for name, contestant in by_name.items()
+        if isinstance(contestant, Ours | LlamaCpp)
     }
 
 
@@ -287,8 +287,8 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     samples, settings = earlier(args) if args.only else ([], {})
     samples = [each for each in samples if each.type not in types]
     for i, type in enumerate(types):  # one at a time: all of them would not fit in memory
-        more, chosen = measure_type(args, plan, files, machine, type, clock.share(len(types) - i))
-        samples += more
+        new_samples, chosen = measure_type(args, plan, files, machine, type, clock.share(len(types) - i))
+        samples += new_samples
         settings |= facts(args) | chosen
         save(args, samples, settings)
         if args.work is None:
@@ -302,13 +302,13 @@ def run(args: argparse.Namespace, folder: Path) -> None:
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the conditions to which the figures belong."""
-    found = {"commit": commit(), "processor": processor(), "threads": args.threads}
+    settings = {"commit": commit(), "processor": processor(), "threads": args.threads}
     with suppress(PackageNotFoundError):
-        found["llama-cpp-python"] = version("llama-cpp-python")
+        settings["llama-cpp-python"] = version("llama-cpp-python")
     if not getattr(args, "models", None):
         shape = "dim {}, neurons {}, heads {}, kv heads {}, vocabulary {}".format(*args.shape)
-        found["shape"] = args.experts or f"{shape}, {args.layers} layers"
-    return found
+        settings["shape"] = args.experts or f"{shape}, {args.layers} layers"
+    return settings
 
 
 def earlier(args: argparse.Namespace) -> tuple[list[report.Sample], dict[str, Any]]:

@@ -94,7 +94,7 @@ def costs(session: Session, rounds: int, temperature: float) -> list[float]:
 
 def speeds(session: Session, share: float, args: argparse.Namespace) -> float:
     """The median ratio of the times of texts without and with guesses."""
-    found = []
+    ratios = []
     replay = Replay(share, session.model.config.vocab)
     speculation = Speculation([replay], MOST - 1, DECODE_ROWS)
     for seed in range(args.texts):
@@ -111,8 +111,8 @@ def speeds(session: Session, share: float, args: argparse.Namespace) -> float:
             seconds.append(time.perf_counter() - start)
             if drafts is None:
                 replay.add(request.seed, request.output)
-        found.append(seconds[0] / seconds[1])
-    return statistics.median(found[args.texts > 2 :])  # the first one teaches what steps cost
+        ratios.append(seconds[0] / seconds[1])
+    return statistics.median(ratios[args.texts > 2 :])  # the first one teaches what steps cost
 
 
 def main() -> None:

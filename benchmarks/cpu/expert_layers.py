@@ -189,9 +189,9 @@ def main() -> None:
             layer = Layer(backend, fitting(shape, type), type, activation)
             for decode, prompt in STEPS:
                 row = measure(layer, probe, decode, prompt, args.seconds)
-                what = f"{row['layer']}, {activation}, {decode} + {prompt} rows"
+                title = f"{row['layer']}, {activation}, {decode} + {prompt} rows"
                 speed = f"{row['gb_s']} GB/s, {row['share']:.0%} of the read bandwidth"
-                print(f"{what}: {row['ms']} ms, {speed}", flush=True)
+                print(f"{title}: {row['ms']} ms, {speed}", flush=True)
                 rows.append(row)
             del layer
     print(json.dumps({"isa": backend.isa, "threads": backend.threads, "type": args.type, "layers": rows}))

@@ -67,12 +67,12 @@ def summary(samples: list[Sample], settings: list[str]) -> Iterator[dict[str, An
         pairs = ratios(chosen, setting, settings[0])
         if not pairs:
             continue
-        own = [each for each in chosen if each.contestant == setting and each.gb_s is not None]
+        of_setting = [each for each in chosen if each.contestant == setting and each.gb_s is not None]
         low, high = interval(pairs)
         yield {
             "state": state, "mode": mode, "setting": setting, "ratio": statistics.median(pairs),
-            "low": low, "high": high, "gb_s": statistics.median(each.gb_s or 0 for each in own),
-            "share": statistics.median((each.gb_s or 0) / each.read_gb_s for each in own),
+            "low": low, "high": high, "gb_s": statistics.median(each.gb_s or 0 for each in of_setting),
+            "share": statistics.median((each.gb_s or 0) / each.read_gb_s for each in of_setting),
             "pairs": len(pairs),
         }  # fmt: skip
 

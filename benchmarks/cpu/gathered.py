@@ -180,15 +180,15 @@ def ways_of(
     backend: CPUBackend, type: BlockType, shape: tuple[int, int], copies: int, names: list[str]
 ) -> dict[str, Way]:
     layouts: dict[str, Layout] = {}
-    found: dict[str, Way] = {}
+    ways: dict[str, Way] = {}
     for name in names:
         kind = "dense" if name == "dense" else "panels" if name.endswith(" p") else "rows"
         if kind not in layouts:
             layouts[kind] = layout_of(backend, type, shape, copies, kind)
-        what = name.removesuffix(" p")
-        skip, masked = what in ("exact", "predicted"), what == "predicted"
-        found[name] = OurWay(backend, layouts[kind], skip=skip, masked=masked)
-    return found
+        way_name = name.removesuffix(" p")
+        skip, masked = way_name in ("exact", "predicted"), way_name == "predicted"
+        ways[name] = OurWay(backend, layouts[kind], skip=skip, masked=masked)
+    return ways
 
 
 @dataclass(frozen=True)
@@ -231,33 +231,35 @@ def measure(
 def summary(samples: list[Sample]) -> list[dict[str, Any]]:
     """A row for each share, way and setting."""
     dense: dict[int, list[float]] = {}  # of all shares, since none matters to it
-    for each in samples:
-        if each.way == "dense":
-            dense.setdefault(each.round, []).append(each.seconds)
+    for sample in samples:
+        if sample.way == "dense":
+            dense.setdefault(sample.round, []).append(sample.seconds)
     whole = {round: statistics.median(times) for round, times in dense.items()}
-    found: dict[tuple[float, str, str], list[Sample]] = {}
-    for each in samples:
-        found.setdefault((each.share, each.way, each.setting), []).append(each)
+    by_key: dict[tuple[float, str, str], list[Sample]] = {}
+    for sample in samples:
+        by_key.setdefault((sample.share, sample.way, sample.setting), []).append(sample)
     rows = []
     for share, way, setting in sorted(
-        found, key=lambda key: (key[0], (*WAYS, LLAMA_CPP).index(key[1]), key[2])
+        by_key, key=lambda key: (key[0], (*WAYS, LLAMA_CPP).index(key[1]), key[2])
     ):
-        some = found[share, way, setting]
-        over = [whole[each.round] / each.seconds for each in some if each.round in whole]
+        of_key = by_key[share, way, setting]
+        over = [whole[sample.round] / sample.seconds for sample in of_key if sample.round in whole]
         middle = statistics.quantiles(over * 2 if len(over) == 1 else over, n=4) if over else None
-        speeds = [each.nbytes / each.seconds / 1e9 for each in some]
-        shares = [each.nbytes / each.seconds / 1e9 / each.read_gb_s for each in some if each.read_gb_s]
+        speeds = [sample.nbytes / sample.seconds / 1e9 for sample in of_key]
+        shares = [
+            sample.nbytes / sample.seconds / 1e9 / sample.read_gb_s for sample in of_key if sample.read_gb_s
+        ]
         rows.append(
             {
                 "share": share,
                 "way": way,
                 "setting": setting,
-                "ms": round(statistics.median(each.seconds for each in some) * 1e3, 4),
-                "over_dense": middle and [float(f"{each:.4g}") for each in middle],  # never 0
-                "bytes": round(statistics.median(each.nbytes for each in some)),
+                "ms": round(statistics.median(sample.seconds for sample in of_key) * 1e3, 4),
+                "over_dense": middle and [float(f"{sample:.4g}") for sample in middle],  # never 0
+                "bytes": round(statistics.median(sample.nbytes for sample in of_key)),
                 "gb_s": round(statistics.median(speeds), 2),
                 "of_probe": round(statistics.median(shares), 3) if shares else None,
-                "rounds": len(some),
+                "rounds": len(of_key),
             }
         )
     return rows
@@ -277,21 +279,21 @@ def picture(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     """Times over the dense layer's, by the share of active neurons; a panel for each layout of down."""
 
     def points(way: str) -> list[tuple[float, float]]:
-        some = [row for row in rows if row["way"] == way and row["over_dense"]]
-        return [(row["share"], 1 / row["over_dense"][1] if way != "dense" else 1.0) for row in some]
+        of_way = [row for row in rows if row["way"] == way and row["over_dense"]]
+        return [(row["share"], 1 / row["over_dense"][1] if way != "dense" else 1.0) for row in of_way]
 
     def level(way: str) -> list[tuple[float, float]]:
         """The same at every share, since none matters to it."""
-        some = points(way)
-        middle = statistics.median(y for _, y in some) if some else 0.0
-        return [(x, middle) for x, _ in some]
+        of_way = points(way)
+        middle = statistics.median(y for _, y in of_way) if of_way else 0.0
+        return [(x, middle) for x, _ in of_way]
 
     layouts = []
     for title, mark in (("down by neuron", ""), ("down in panels, as quantised files have it", " p")):
         curves = [
-            Curve(name, colour, found)
+            Curve(name, colour, curve_points)
             for name, colour in COLOURS.items()
-            if (found := level(name) if name in ("dense", LLAMA_CPP) else points(name + mark))
+            if (curve_points := level(name) if name in ("dense", LLAMA_CPP) else points(name + mark))
         ]
         if curves:
             layouts.append(Panel(title, curves, 2.0))

@@ -6,10 +6,10 @@
     python benchmarks/cpu/hybrids.py --only lfm2moe --samples 0           # only whether both compute the same
 
 Files have few layers, of each kind about its share, and a vocabulary cut alike (lib/hybrids.py); ``--work``
-keeps them. Of Nemotron's neurons a share of ``--active`` fires. Contestants take turns, in turning order:
+keeps them. Of Nemotron's neurons a share of ``--active`` is active. Contestants take turns, in turning order:
 
     dense, dense t   `off`, on the stock file and on its twin with down by neuron
-    exact, exact t   neurons that do not fire are left out of down
+    exact, exact t   inactive neurons are left out of down
     llama_cpp        on the stock file, with flash attention or without, whichever is faster
 
 Each has ``--samples`` samples of generation, of a prompt and of several sequences. Printed are medians of
@@ -56,7 +56,7 @@ CHECKED = 48  #: tokens of the comparison of logits
 def add_options(add: Any) -> None:
     add("--only", nargs="+", choices=hybrids.HYBRIDS, default=[*hybrids.HYBRIDS])
     add("--types", nargs="+", default=["Q4_0"], metavar="TYPE", help="of blocks, or Q4_K_M (Q4_0)")
-    add("--active", type=float, default=0.09, help="share of neurons that fire, of models with zeros (0.09)")
+    add("--active", type=float, default=0.09, help="share of active neurons, of models with zeros (0.09)")
     add("--by-neuron", action="store_true", help="a twin with down by neuron, too")
     add("--samples", type=int, default=5, help="of each measure (5)")
     add("--prompts", type=int, nargs="*", default=[512])
@@ -96,53 +96,53 @@ def loaded(args: argparse.Namespace, plan: Plan, path: Path, sparsity: str) -> L
 
 def contestants(args: argparse.Namespace, plan: Plan, folder: Path, key: str, type: str) -> dict[str, Any]:
     stock, sparse = written(folder, key, type, args.active, "by_output"), hybrids.HYBRIDS[key].ungated
-    found: dict[str, Any] = {"dense": Ours(loaded(args, plan, stock, "off").session(), plan)}
+    by_name: dict[str, Any] = {"dense": Ours(loaded(args, plan, stock, "off").session(), plan)}
     if sparse:
-        found["exact"] = Ours(loaded(args, plan, stock, "exact").session(), plan)
+        by_name["exact"] = Ours(loaded(args, plan, stock, "exact").session(), plan)
     if sparse and args.by_neuron:
         twin = loaded(args, plan, written(folder, key, type, args.active, "by_neuron"), "exact")
-        found["dense t"] = Ours(twin.session("off"), plan)
-        found["exact t"] = Ours(twin.session("exact"), plan)
+        by_name["dense t"] = Ours(twin.session("off"), plan)
+        by_name["exact t"] = Ours(twin.session("exact"), plan)
     if not args.no_llama_cpp:
-        found["llama_cpp"] = LlamaCpp(stock, args.threads, plan)
-    return found
+        by_name["llama_cpp"] = LlamaCpp(stock, args.threads, plan)
+    return by_name
 
 
-def agreement(found: dict[str, Any], vocab: int) -> dict[str, dict[str, float]]:
+def agreement(by_name: dict[str, Any], vocab: int) -> dict[str, dict[str, float]]:
     """How far each one's logits are from llama.cpp's, or from the first one's."""
     window = random_tokens(CHECKED, vocab, 99)
 
-    def logits(each: Any) -> Any:
-        if isinstance(each, LlamaCpp):
-            return np.array(each.logits(window)[:-1])
-        rows = Scorer(each.session.model.session(each.session.sparsity)).logits(window)
+    def logits(contestant: Any) -> Any:
+        if isinstance(contestant, LlamaCpp):
+            return np.array(contestant.logits(window)[:-1])
+        rows = Scorer(contestant.session.model.session(contestant.session.sparsity)).logits(window)
         return np.concatenate([some.copy() for some in rows])
 
-    truth = logits(found["llama_cpp" if "llama_cpp" in found else "dense"])
+    truth = logits(by_name["llama_cpp" if "llama_cpp" in by_name else "dense"])
     errors = {}
-    for name, each in found.items():
-        own = logits(each)
-        apart = np.abs(own - truth) / truth.std()
+    for name, contestant in by_name.items():
+        logits_of_one = logits(contestant)
+        apart = np.abs(logits_of_one - truth) / truth.std()
         errors[name] = {
             "median": round(float(np.median(apart)), 5),
             "most": round(float(apart.max()), 5),
-            "same_top": round(float((own.argmax(1) == truth.argmax(1)).mean()), 3),
+            "same_top": round(float((logits_of_one.argmax(1) == truth.argmax(1)).mean()), 3),
         }
     return errors
 
 
 def measured(
-    found: dict[str, Contestant], plan: Plan, machine: MachineState, type: str, samples: int
+    by_name: dict[str, Contestant], plan: Plan, machine: MachineState, type: str, samples: int
 ) -> list[report.Sample]:
     """Takes samples of each measure and contestant, after one that does not count."""
     taken = []
     for measure in plan.measures:
-        for each in found.values():
-            each.warm(measure)
+        for contestant in by_name.values():
+            contestant.warm(measure)
         for turn in range(samples):
             shown_speeds = []
-            for name in order([*found], turn):
-                run, conditions = machine.around(found[name].prepare(measure, turn + 1), 0.05)
+            for name in order([*by_name], turn):
+                run, conditions = machine.around(by_name[name].prepare(measure, turn + 1), 0.05)
                 speeds = run.tok_s, run.gb_s, conditions.read_gb_s
                 taken.append(report.Sample(type, measure, name, turn, *speeds, conditions.state))
                 shown_speeds.append(f"{name} {run.tok_s:.1f}")
@@ -152,19 +152,19 @@ def measured(
 
 def summary(samples: list[report.Sample]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    for type, measure in dict.fromkeys((each.type, each.measure) for each in samples):
-        own = [each for each in samples if (each.type, each.measure) == (type, measure)]
+    for type, measure in dict.fromkeys((sample.type, sample.measure) for sample in samples):
+        of_measure = [sample for sample in samples if (sample.type, sample.measure) == (type, measure)]
         row: dict[str, Any] = {}
-        for name in dict.fromkeys(each.contestant for each in own):
-            mine = [each for each in own if each.contestant == name]
-            row[name] = {"tok_s": round(statistics.median(each.tok_s for each in mine), 2)}
-            if all(each.gb_s is not None for each in mine):
-                speeds = [each.gb_s for each in mine if each.gb_s is not None]
-                shares = [each.gb_s / each.read_gb_s for each in mine if each.gb_s is not None]
+        for name in dict.fromkeys(sample.contestant for sample in of_measure):
+            mine = [sample for sample in of_measure if sample.contestant == name]
+            row[name] = {"tok_s": round(statistics.median(sample.tok_s for sample in mine), 2)}
+            if all(sample.gb_s is not None for sample in mine):
+                speeds = [sample.gb_s for sample in mine if sample.gb_s is not None]
+                shares = [sample.gb_s / sample.read_gb_s for sample in mine if sample.gb_s is not None]
                 row[name]["gb_s"] = round(statistics.median(speeds), 2)
                 row[name]["probe_share"] = round(statistics.median(shares), 3)
-        ratios = {f"{a} / {b}": report.spread(report.ratios(own, a, b)) for a, b in PAIRS}
-        row["ratios"] = {name: each for name, each in ratios.items() if each}
+        ratios = {f"{a} / {b}": report.spread(report.ratios(of_measure, a, b)) for a, b in PAIRS}
+        row["ratios"] = {name: sample for name, sample in ratios.items() if sample}
         rows[f"{type}, {measure}"] = row
     return rows
 
@@ -172,14 +172,16 @@ def summary(samples: list[report.Sample]) -> dict[str, Any]:
 def show(rows: dict[str, Any]) -> None:
     for name, row in rows.items():
         print(name)
-        for contestant, each in row.items():
+        for contestant, figures in row.items():
             if contestant == "ratios":
-                for pair, ratio in each.items():
+                for pair, ratio in figures.items():
                     spread = f"({ratio['low']:.2f} to {ratio['high']:.2f}, {ratio['n']})"
                     print(f"  {pair:22} x{ratio['median']:.2f} {spread}")
             else:
-                rate = f"{each['gb_s']:6.2f} GB/s, {each['probe_share']:.2f}" if "gb_s" in each else ""
-                print(f"  {contestant:12} {each['tok_s']:9.2f} tok/s {rate}", flush=True)
+                rate = (
+                    f"{figures['gb_s']:6.2f} GB/s, {figures['probe_share']:.2f}" if "gb_s" in figures else ""
+                )
+                print(f"  {contestant:12} {figures['tok_s']:9.2f} tok/s {rate}", flush=True)
 
 
 def run(args: argparse.Namespace, folder: Path) -> None:
@@ -194,15 +196,15 @@ def run(args: argparse.Namespace, folder: Path) -> None:
         for type in args.types:
             shape = hybrids.HYBRIDS[key]
             name = f"{shape.name}, {type}"
-            found = contestants(args, plan, folder, key, type)
-            agreements[name] = agreement(found, shape.vocab)
+            by_name = contestants(args, plan, folder, key, type)
+            agreements[name] = agreement(by_name, shape.vocab)
             say(f"{name}: logits apart: {json.dumps(agreements[name])}")
             if args.samples:
-                samples += measured(found, plan, machine, name, args.samples)
-            if "llama_cpp" in found:
-                say(f"{name}: flash attention {found['llama_cpp'].settings}")
-                found["llama_cpp"].close()
-            del found
+                samples += measured(by_name, plan, machine, name, args.samples)
+            if "llama_cpp" in by_name:
+                say(f"{name}: flash attention {by_name['llama_cpp'].settings}")
+                by_name["llama_cpp"].close()
+            del by_name
             whole = {
                 "commit": commit(), "threads": args.threads, "agreement": agreements,
                 "rows": summary(samples), "samples": [asdict(each) for each in samples],

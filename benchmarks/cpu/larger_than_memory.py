@@ -6,10 +6,11 @@
 
 `--make` writes the model first if it does not exist: this number of layers of Qwen3-30B-A3B's shape, 337 MiB
 each, whose routers prefer a quarter of the experts (57 % of all choices); or, with `--shape`, of Mixtral's,
-779 MiB each: `sparse-mixtral` has neurons that fire as a power law says (10 % on average), the most active
-first, and a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does not;
-`mixtral` is the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie together
-in its file. `--profile` counts routing on other texts and adds rounds in which hot experts keep their places.
+779 MiB each: `sparse-mixtral` has neurons that are active as a power law says (10 % on average), the most
+active first, and a predictor beside it (`lib/experts.py`), which `--sparsity predicted` uses and `exact` does
+not; `mixtral` is the same in SiLU, for llama.cpp. `--side-by-side`: rows of a sparse model's neuron lie
+together in its file. `--profile` counts routing on other texts and adds rounds in which hot experts keep
+their places.
 
 Budgets take turns, each in a process of its own that begins with the file out of the system's cache
 (`--warm`: as it is). `--all` adds the whole model in memory. A round fills all places with a drawn text,
@@ -67,8 +68,8 @@ def forget(path: Path) -> None:
     """Drops a model from the system's cache, where the system can."""
     if not hasattr(os, "posix_fadvise"):
         return
-    for each in parts(path):
-        with each.open("rb") as file:
+    for part in parts(path):
+        with part.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -138,8 +139,8 @@ def apart(
     given = json.dumps([str(args.model), budget, args.tokens, args.threads, args.sparsity, seed])
     command = [sys.executable, __file__, "--one", given]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, preexec_fn=enter)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -185,10 +186,10 @@ def main() -> None:
     beside.unlink(missing_ok=True)
     report = []
     print("budget GiB   tok/s  hits   MiB/token  GB/s waited for  waits  ms waiting")
-    for (budget, hot), found in rounds.items():
+    for (budget, hot), runs in rounds.items():
         row: dict[str, Any] = {"budget_bytes": budget, "profile": hot}
-        for key in found[0].keys() - {"text", "sparsity"}:
-            values = [each[key] for each in found if each[key] is not None]
+        for key in runs[0].keys() - {"text", "sparsity"}:
+            values = [each[key] for each in runs if each[key] is not None]
             row[key] = statistics.median(values) if values else None
         report.append(row)
         size = "all" if budget is None else f"{budget / 2**30:.2f}{' h' * hot}"
@@ -198,10 +199,10 @@ def main() -> None:
             f"{row['stalls_per_token']:6.1f} {1e3 * row['stall_s_per_token']:11.2f}",
         ]
         print(" ".join(parts))
-    texts = {each["text"] for found in rounds.values() for each in found}
+    texts = {each["text"] for runs in rounds.values() for each in runs}
     if len(texts) != 1:
         sys.exit("the texts differ")
-    mode = {each["sparsity"] for found in rounds.values() for each in found}
+    mode = {each["sparsity"] for runs in rounds.values() for each in runs}
     facts = {"tokens": args.tokens, "rounds": args.rounds, "warm": args.warm, "sparsity": sorted(mode)}
     print(json.dumps({"budgets": report} | facts))
 

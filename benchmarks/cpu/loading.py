@@ -116,14 +116,14 @@ def time_loads(path: Path, loaders: dict[str, Loader], rounds: int) -> dict[str,
     size = path.stat().st_size
     wall: dict[str, list[float]] = {name: [] for name in loaders}
     processor: dict[str, list[float]] = {name: [] for name in loaders}
-    for each in range(rounds + 1):
+    for number in range(rounds + 1):
         for name, load in loaders.items():
             start, used = time.perf_counter(), time.process_time()
             loaded = load(path)
             taken = time.perf_counter() - start, time.process_time() - used
             del loaded
             gc.collect()
-            if each > 0:  # the first round brings the file into the page cache
+            if number > 0:  # the first round brings the file into the page cache
                 wall[name].append(taken[0])
                 processor[name].append(taken[1])
     figures: dict[str, Any] = {"file": path.name, "gb": round(size / 1e9, 3)}

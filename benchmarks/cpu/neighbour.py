@@ -46,16 +46,16 @@ def generation(contestant: Contestant, seed: int) -> float:
     return contestant.prepare(DECODE, seed)().tok_s
 
 
-def measure(found: dict[str, Contestant], args: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
+def measure(by_name: dict[str, Contestant], args: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     samples = []
-    for contestant in found.values():
+    for contestant in by_name.values():
         contestant.warm(DECODE)
     for round in range(args.rounds):
-        for name in order([*found], round):
+        for name in order([*by_name], round):
             speed = {}
             for count in (0, args.neighbours) if round % 2 == 0 else (args.neighbours, 0):
                 with neighbours(count):
-                    speed["busy" if count else "quiet"] = generation(found[name], round)
+                    speed["busy" if count else "quiet"] = generation(by_name[name], round)
             ratio = speed["busy"] / speed["quiet"]
             samples.append({"round": round, "contestant": name, **speed, "ratio": ratio})
             shown = ", ".join(f"{state} {speed[state]:.1f}" for state in ("quiet", "busy"))
@@ -74,13 +74,13 @@ def main() -> None:
     args = parser.parse_args()
     plan, clock = Plan((), (0,), 1, args.generate, layers=args.layers), Clock(0)
     with model_folder(args) as folder:
-        found = contestants(args, plan, Files(args, folder, clock), args.type)
-        samples = measure(found, args, clock)
+        by_name = contestants(args, plan, Files(args, folder, clock), args.type)
+        samples = measure(by_name, args, clock)
     ratios = {}
-    for name in found:
-        own = [sample for sample in samples if sample["contestant"] == name]
-        ratios[name] = statistics.median(sample["ratio"] for sample in own)
-        quiet, busy = (statistics.median(sample[state] for sample in own) for state in ("quiet", "busy"))
+    for name in by_name:
+        of_name = [sample for sample in samples if sample["contestant"] == name]
+        ratios[name] = statistics.median(sample["ratio"] for sample in of_name)
+        quiet, busy = (statistics.median(sample[state] for sample in of_name) for state in ("quiet", "busy"))
         print(f"{name}: quiet {quiet:.1f} tok/s, busy {busy:.1f}; paired {ratios[name]:.2f}")
     settings = facts(args) | {"type": args.type, "active": args.active, "neighbours": args.neighbours}
     summary = {"busy_over_quiet": ratios, "pairs": args.rounds, "settings": settings}

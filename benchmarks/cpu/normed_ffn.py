@@ -98,8 +98,8 @@ class Layers:
             tensors = FFNTensors(gate, up, turned, "by_neuron", "relu2", gate_bias=bias)
             for way in args.ways:
                 if way == "by neuron":
-                    own = backend.ffn_weights(tensors)
-                    call = FFNCall(self._x, own, self._batch, self._out, skip=True, stats=stats)
+                    weights = backend.ffn_weights(tensors)
+                    call = FFNCall(self._x, weights, self._batch, self._out, skip=True, stats=stats)
                     ops = partial(backend.ffn, call)
                 else:
                     given = LayerFFNs(FFN(backend, NO_NEURONS, way, stats=stats), self._x)
@@ -120,7 +120,7 @@ def measure(
     layers: Layers, args: argparse.Namespace, clock: Callable[[], float]
 ) -> dict[tuple[float, str], list[float]]:
     draw, neurons, step = np.random.default_rng(2), args.shape[1], 0
-    found: dict[tuple[float, str], list[float]] = {}
+    medians: dict[tuple[float, str], list[float]] = {}
     until = time.perf_counter() + args.seconds
     for round in range(-1, args.rounds):
         for share in random.sample(args.shares, len(args.shares)):
@@ -133,10 +133,10 @@ def measure(
                     step += 1
                     times.append(layers.run(way, step, active, clock))
                 if round >= 0:
-                    found.setdefault((share, way), []).append(statistics.median(times[1:]))
+                    medians.setdefault((share, way), []).append(statistics.median(times[1:]))
         if time.perf_counter() > until:
             break
-    return found
+    return medians
 
 
 def main() -> None:
@@ -156,11 +156,11 @@ def main() -> None:
         parser.error("--own-time needs -t 1")
     backend = CPUBackend(args.threads)
     clock = time.thread_time if args.own_time else time.perf_counter
-    found = measure(Layers(backend, BLOCK_TYPES[args.type], args), args, clock)
+    medians = measure(Layers(backend, BLOCK_TYPES[args.type], args), args, clock)
     rows = []
     print("active  way              ms  off over it (middle half)  rounds")
-    for (share, way), times in sorted(found.items()):
-        over = [a / b for a, b in zip(found.get((share, "off"), times), times, strict=True)]
+    for (share, way), times in sorted(medians.items()):
+        over = [a / b for a, b in zip(medians.get((share, "off"), times), times, strict=True)]
         low, middle, high = statistics.quantiles(over * 2 if len(over) == 1 else over, n=4)
         ms = statistics.median(times) * 1e3
         over_it = f"{middle:.3f} ({low:.3f} to {high:.3f})"

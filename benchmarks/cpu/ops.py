@@ -83,12 +83,12 @@ def name_of(op: str, kept: Sequence[object]) -> tuple[str, int]:
 def recorded(session: Session) -> tuple[Timed, list[Op]]:
     """The step of a session once more, by its own FFNs, with the ops that it is made of."""
     ops: list[Op] = []
-    own = CPUBackend._op
+    original_op = CPUBackend._op
 
     def noting(self: CPUBackend, batch: Any, append: Callable[[Any], None], *kept: object) -> None:
         recorder = self._recorder_of(batch)
         first = recorder.native.steps
-        own(self, batch, append, *kept)
+        original_op(self, batch, append, *kept)
         name, nbytes = name_of(sys._getframe(1).f_code.co_name, kept)
         ops.append(Op(name, nbytes, first, recorder.native.steps))
 
@@ -96,7 +96,7 @@ def recorded(session: Session) -> tuple[Timed, list[Op]]:
     try:
         programs = session.transformer.record(session._ffns)
     finally:
-        CPUBackend._op = own  # type: ignore[method-assign]
+        CPUBackend._op = original_op  # type: ignore[method-assign]
     ((stage,),) = programs.values()
     timed = Timed(stage.native, stage)  # type: ignore[attr-defined]
     session.transformer._programs = {size: [timed] for size in programs}
@@ -127,7 +127,7 @@ def measured(session: Session, sequences: int, tokens: int, temperature: float, 
         job = Job(prompt_of(session.model, PROMPT), params, max_tokens=tokens + 20, ignore_eos=True)
         continuations.append(Continuation(engine, Request(job)))
         engine.add(continuations[-1].request)
-    while any(len(each.request.output) < WARM for each in continuations):
+    while any(len(continuation.request.output) < WARM for continuation in continuations):
         engine.step()
     timed.runs.clear()
     whole, choosing = [], []
@@ -135,12 +135,12 @@ def measured(session: Session, sequences: int, tokens: int, temperature: float, 
         sampler.seconds = 0.0
         start = time.perf_counter()
         engine.step()
-        for each in continuations:
-            each.take()
+        for continuation in continuations:
+            continuation.take()
         whole.append(1e6 * (time.perf_counter() - start))
         choosing.append(1e6 * sampler.seconds)
-    for each in continuations:
-        engine.abort(each.request)
+    for continuation in continuations:
+        engine.abort(continuation.request)
     runs = np.array(timed.runs) / 1e3
     inside = runs.sum(1).tolist()
     if least:
@@ -165,17 +165,17 @@ def measured(session: Session, sequences: int, tokens: int, temperature: float, 
     }
 
 
-def show(found: dict[int, Any], probe: float) -> None:
-    one, *more = found.values()
+def show(by_rows: dict[int, Any], probe: float) -> None:
+    one, *others = by_rows.values()
     print(f"{'op':34} {'times':>5} {'MB':>7} {'us':>8} {'share':>6} {'GB/s':>6}  rows beside one")
     for name, row in sorted(one["ops"].items(), key=lambda each: -each[1]["us"]):
         speed = f"{row['bytes'] / row['us'] / 1e3:6.1f}" if row["bytes"] and row["us"] else " " * 6
-        share, cost = row["us"] / one["native_us"], [each["ops"][name]["us"] / row["us"] for each in more]
+        share, cost = row["us"] / one["native_us"], [each["ops"][name]["us"] / row["us"] for each in others]
         times = " ".join(f"{each:5.2f}" for each in cost)
         size = f"{row['count']:5} {row['bytes'] / 1e6:7.2f} {row['us']:8.1f}"
         print(f"{name:34} {size} {share:6.1%} {speed}  {times}")
     for name in ("native", "rest", "choosing"):
-        times = " ".join(f"{each[f'{name}_us']:8.0f}" for each in found.values())
+        times = " ".join(f"{each[f'{name}_us']:8.0f}" for each in by_rows.values())
         print(f"{name:34} {times} us")
     nbytes = sum(row["bytes"] for row in one["ops"].values())
     print(f"{nbytes / 1e6:.1f} MB a step, {nbytes / one['native_us'] / 1e3:.1f} GB/s; the probe {probe:.1f}")
@@ -201,15 +201,15 @@ def main() -> None:
     )
     model = load(args.model, options)
     session = model.session()
-    found = {
+    by_rows = {
         each: measured(session, each, args.tokens, args.temperature, least=args.least)
         for each in args.sequences
     }
     assert isinstance(model.backend, CPUBackend)
     probe = ReadProbe(model.backend).measure()
-    show(found, probe)
+    show(by_rows, probe)
     of = {"model": model.name, "threads": args.threads, "isa": model.backend.isa, "commit": commit()}
-    print(json.dumps({**of, "probe_gb_s": probe, "rows": found}))
+    print(json.dumps({**of, "probe_gb_s": probe, "rows": by_rows}))
 
 
 if __name__ == "__main__":

@@ -112,18 +112,18 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", type=float, default=[10, 50], metavar="PERCENT")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    builds = [build(each, __file__) for each in args.builds or [None]]
+    builds = [build(child, __file__) for child in args.builds or [None]]
     asked = cases(args)
     taken: list[list[list[float]]] = [[[] for _ in builds] for _ in asked]
     for round in range(args.rounds):
         for at in random.sample(range(len(asked)), len(asked)):
-            for own, seconds in zip(taken[at], in_turns(builds, asked[at], round), strict=True):
-                own.append(seconds)
-    for each in builds:
-        each.close()
+            for build_times, seconds in zip(taken[at], in_turns(builds, asked[at], round), strict=True):
+                build_times.append(seconds)
+    for child in builds:
+        child.close()
     silu: dict[int, list[float]] = {}
     for case, times in zip(asked, taken, strict=True):
-        case["ms"] = [1e3 * statistics.median(own) for own in times]
+        case["ms"] = [1e3 * statistics.median(build_times) for build_times in times]
         if case["way"] == "silu":
             silu[case["rows"]] = case["ms"]
         case["of_silu"] = [ms / whole for ms, whole in zip(case["ms"], silu[case["rows"]], strict=True)]

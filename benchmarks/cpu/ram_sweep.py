@@ -32,7 +32,7 @@ SHARES = (10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 
 def budgets(path: Path, shares: list[float]) -> dict[float, int]:
     """Bytes of each share of all that the model takes; those alone that hold two experts of each layer."""
-    found = {}
+    by_share = {}
     with open_gguf(path) as file:
         all_of_it = plan_memory(file, {"ram_budget": 1 << 50, "context": CONTEXT}).experts
         assert all_of_it is not None
@@ -44,21 +44,21 @@ def budgets(path: Path, shares: list[float]) -> dict[float, int]:
             except UserError as error:
                 print(f"{share:g} %: {error}", file=sys.stderr)
             else:
-                found[share] = budget
-    return found
+                by_share[share] = budget
+    return by_share
 
 
 def one(args: argparse.Namespace, budget: int, seed: int) -> dict[str, Any]:
     """A measurement of the text that ``seed`` draws."""
-    found = apart(args, budget, hot=args.hot, seed=seed)
+    figures = apart(args, budget, hot=args.hot, seed=seed)
     plan = plan_ram(args.model, budget, context=CONTEXT, profile=args.profile)
-    found |= {
+    figures |= {
         "expected_hit_share": plan.hit_share,
         "expected_disk_bytes_per_token": plan.disk_bytes_per_token,
     }
-    del found["text"]
-    print(json.dumps({"budget": budget} | found), file=sys.stderr, flush=True)
-    return found
+    del figures["text"]
+    print(json.dumps({"budget": budget} | figures), file=sys.stderr, flush=True)
+    return figures
 
 
 def picture(rows: list[dict[str, Any]], caption: str) -> str:
@@ -92,21 +92,21 @@ def main() -> None:
     parser.add_argument("--told", default="", help="the picture's last line: machine, model, commit")
     args = parser.parse_args()
     args.warm, args.sparsity = False, None
-    found = budgets(args.model, args.shares)
-    rounds: dict[float, list[dict[str, Any]]] = {share: [] for share in found}
+    by_share = budgets(args.model, args.shares)
+    rounds: dict[float, list[dict[str, Any]]] = {share: [] for share in by_share}
     for seed in range(1, args.rounds + 1):
-        for share, budget in found.items():
+        for share, budget in by_share.items():
             rounds[share].append(one(args, budget, seed))
     rows = []
     print("    %  budget GiB   tok/s    hits    plan  MiB/token    plan")
-    for share, each in rounds.items():
-        names = [name for name, value in each[0].items() if isinstance(value, float)]
-        row: dict[str, Any] = {name: statistics.median(sample[name] for sample in each) for name in names}
-        row |= {"share": share, "budget_bytes": found[share]}
-        row["rounds"] = {name: [sample[name] for sample in each] for name in names}
+    for share, samples in rounds.items():
+        names = [name for name, value in samples[0].items() if isinstance(value, float)]
+        row: dict[str, Any] = {name: statistics.median(sample[name] for sample in samples) for name in names}
+        row |= {"share": share, "budget_bytes": by_share[share]}
+        row["rounds"] = {name: [sample[name] for sample in samples] for name in names}
         rows.append(row)
         print(
-            f"{share:5g} {found[share] / 2**30:11.2f} {row['tok_s']:7.2f}"
+            f"{share:5g} {by_share[share] / 2**30:11.2f} {row['tok_s']:7.2f}"
             f" {row['hit_share']:7.1%} {row['expected_hit_share']:7.1%}"
             f" {row['disk_bytes_per_token'] / 2**20:10.1f}"
             f" {row['expected_disk_bytes_per_token'] / 2**20:7.1f}"

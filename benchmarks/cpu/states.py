@@ -67,28 +67,28 @@ def recorded(backend: Any, case: dict[str, Any]) -> Any:
     for state in states:
         state[:] = 0.01
     args: tuple[Any, ...]
-    more: dict[str, Any]
+    further: dict[str, Any]
     if op == "short_conv":
         args, out = (some(total, shape[0]), some(*shape), None), backend.zeros((total, shape[0]))
-        more = {"activation": "none" if shape[1] == 3 else "silu"}
+        further = {"activation": "none" if shape[1] == 3 else "silu"}
     elif op == "gated_delta":
         keys, heads, dk, dv = shape
         args = some(total, 2 * keys * dk + heads * dv), -abs(some(total, heads)), some(total, heads)
         out = backend.zeros((total, heads, dv))
-        more = {"keys": keys, "key_dim": dk, "tiled": True, "eps": 1e-6}
+        further = {"keys": keys, "key_dim": dk, "tiled": True, "eps": 1e-6}
     else:
         heads, width, size, groups = shape
         mixed = some(total, heads * width + 2 * groups * size)
         args = mixed, some(total, heads), some(heads), -abs(some(heads)), some(heads)
-        out, more = backend.zeros((total, heads, width)), {"groups": groups}
+        out, further = backend.zeros((total, heads, width)), {"groups": groups}
 
     def layers() -> None:
         for state in states:
             values = *args, batch, state, out
             if op == "short_conv":
-                backend.short_conv(*values, **more)
+                backend.short_conv(*values, **further)
             else:
-                getattr(backend, op)(calls[op](*values, **more))
+                getattr(backend, op)(calls[op](*values, **further))
 
     return backend.record(layers)
 
@@ -117,14 +117,14 @@ def answer_with(threads: int) -> Callable[[dict[str, Any]], float]:
 
 
 def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
-    found = []
+    case_list = []
     for model, ops in MODELS.items():
         for op, (shape, layers) in ops.items():
             one = {"model": model, "op": op, "shape": shape, "layers": layers}
-            found += [{**one, "rows": 1, "sequences": each} for each in args.sequences]
+            case_list += [{**one, "rows": 1, "sequences": each} for each in args.sequences]
             # Of a prompt the time grows with the layers alone.
-            found += [{**one, "rows": each, "sequences": 1} for each in args.prompts]
-    return found
+            case_list += [{**one, "rows": each, "sequences": 1} for each in args.prompts]
+    return case_list
 
 
 def main() -> None:
@@ -137,13 +137,13 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="*", default=[1, 8], help="that decode")
     parser.add_argument("--prompts", type=int, nargs="*", default=[128], help="rows")
     args = parser.parse_args()
-    builds = [build(each, __file__, args.threads) for each in args.builds or [None]]
+    builds = [build(child, __file__, args.threads) for child in args.builds or [None]]
     report = []
     for case in cases(args):
         pairs = [in_turns(builds, {**case, "repeat": args.repeat}, pair) for pair in range(args.pairs)]
         moved = 8 * math.prod(state_shape(case["op"], case["shape"])) * case["layers"] * case["sequences"]
         row: dict[str, Any] = dict(case)
-        row["ms"] = [1e3 * statistics.median(each) for each in zip(*pairs, strict=True)]
+        row["ms"] = [1e3 * statistics.median(child) for child in zip(*pairs, strict=True)]
         row["gb_s"] = [moved / ms / 1e6 for ms in row["ms"]]
         row["tokens_s"] = [1e3 * case["rows"] * case["sequences"] / ms for ms in row["ms"]]
         ratios = [times[0] / times[-1] for times in pairs]
@@ -157,8 +157,8 @@ def main() -> None:
         rows = f"prompt of {case['rows']}" if case["rows"] > 1 else f"decode {case['sequences']}"
         ratio = " {:.2f} [{:.2f}, {:.2f}]".format(*row["ratio"]) if len(builds) > 1 else ""
         print(f"{case['model']:<16}{case['op']:<12}{rows:<14}" + " | ".join(figures) + ratio, flush=True)
-    for each in builds:
-        each.close()
+    for child in builds:
+        child.close()
     print(json.dumps({"threads": args.threads, "figures": report}))
 
 

@@ -55,42 +55,42 @@ class Threads:
 
 def contestants(path: Path, modes: list[str] | None, threads: list[int], context: int) -> list[Threads]:
     """Opens contestants for each number of threads, fewest first; ``modes`` None: all that the file has."""
-    found = []
+    all_threads = []
     for n in sorted(threads):
         model = load(path, LoadOptions(threads=n, context=context, sequences=1, gpu="off"))
         assert isinstance(model.backend, CPUBackend)
         probe = ReadProbe(model.backend)
         for mode in modes or ["off", "exact", "predicted"]:
-            found.append(Threads(n, mode, Engine(model.session(mode)), probe))
-    return found
+            all_threads.append(Threads(n, mode, Engine(model.session(mode)), probe))
+    return all_threads
 
 
 def run_rounds(all: list[Threads], rounds: int, n_prompt: int, n_gen: int) -> dict[str, list[Round]]:
-    found: dict[str, list[Round]] = {each.name: [] for each in all}
-    by_name = {each.name: each for each in all}
+    by_contestant: dict[str, list[Round]] = {contestant.name: [] for contestant in all}
+    by_name = {contestant.name: contestant for contestant in all}
     for round in range(-1, rounds):  # the first warms memory and threads
         for name in order(list(by_name), max(round, 0)):
-            each = by_name[name]
-            prompt = prompt_of(each.engine.session.model, n_prompt)
-            taken = measure(each.engine, prompt, [n_gen], each.probe, seed=max(round, 0))
+            contestant = by_name[name]
+            prompt = prompt_of(contestant.engine.session.model, n_prompt)
+            taken = measure(contestant.engine, prompt, [n_gen], contestant.probe, seed=max(round, 0))
             if round >= 0:
-                found[name].append(taken)
-    return found
+                by_contestant[name].append(taken)
+    return by_contestant
 
 
 def summary(all: list[Threads], rounds: dict[str, list[Round]]) -> list[dict[str, Any]]:
-    fewest = min(each.threads for each in all)
+    fewest = min(contestant.threads for contestant in all)
     report = []
-    for each in all:
-        line: dict[str, Any] = {"sparsity": each.sparsity, "threads": each.threads}
+    for contestant in all:
+        line: dict[str, Any] = {"sparsity": contestant.sparsity, "threads": contestant.threads}
         for figure in FIGURES:
-            values = [value for r in rounds[each.name] if (value := getattr(r, figure)) is not None]
+            values = [value for r in rounds[contestant.name] if (value := getattr(r, figure)) is not None]
             line[figure] = statistics.median(values) if values else None
             line[f"{figure}_range"] = [min(values), max(values)] if values else None
-        base = rounds[f"{each.sparsity}, {fewest} threads"]
-        pairs = zip(rounds[each.name], base, strict=True)
+        base = rounds[f"{contestant.sparsity}, {fewest} threads"]
+        pairs = zip(rounds[contestant.name], base, strict=True)
         line["times"] = statistics.median([a.tok_s / b.tok_s for a, b in pairs if a.tok_s and b.tok_s])
-        line["rounds"] = [{name: getattr(r, name) for name in FIGURES} for r in rounds[each.name]]
+        line["rounds"] = [{name: getattr(r, name) for name in FIGURES} for r in rounds[contestant.name]]
         report.append(line)
     return report
 
@@ -99,8 +99,8 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     cores = available_cores()
-    some = [n for n in (2, 4, 8, 16) if n <= cores] or [1]
-    parser.add_argument("--threads", type=int, nargs="+", default=some, help=f"here: {some}")
+    counts = [n for n in (2, 4, 8, 16) if n <= cores] or [1]
+    parser.add_argument("--threads", type=int, nargs="+", default=counts, help=f"here: {counts}")
     parser.add_argument("-m", "--model", type=Path, help="a GGUF file, instead of a synthetic one")
     parser.add_argument("--built-in", action="store_true", help="the built-in model")
     parser.add_argument("--sparsity", nargs="+", choices=("off", "exact", "predicted"), help="modes")

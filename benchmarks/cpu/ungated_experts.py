@@ -9,14 +9,14 @@ fewer experts than Nano's 128, 24 by default: enough for caches to hold few of t
 again. Weights are made up. Inputs have a mean, and a covariance whose k-th eigenvalue is k^-1.1: a truncated
 SVD of up then explains as much as one does of the gates of SmolLM2 and Gemma (69 % with a rank of D / 18).
 Each neuron has a probability of firing of its own: these are a power law with a mean of 9 %, in which a fifth
-of the neurons has half of all firings. Few experts are distinct; the others are copies of them elsewhere in
-memory.
+of the neurons has half of all activations. Few experts are distinct; the others are copies of them elsewhere
+in memory.
 
 Ways, which take turns on the same row and the same choice of experts, in a random order:
 
     dots       down by output as a dot of bytes: dense at its fastest, as models without zeros have it
     off        panels of a stock file, dense
-    exact      panels; only neurons that fire are read of down
+    exact      panels; only active neurons are read of down
     predicted  panels; of up, too, only what a predictor names
     ... t      these three with down by neuron
 
@@ -112,12 +112,12 @@ class Model:
     def made_up(cls, type: str, distinct: int, experts: int) -> Model:
         random = np.random.default_rng(0)
         inputs = Inputs.made_up(random)
-        some = []
+        ffns = []
         for _ in range(distinct):
             up = quantise(up_rows(random, inputs), type)
             down = random.standard_normal((NEURONS, DIM), np.float32) * np.float32(0.02)
-            some.append(FFNTensors(None, up, quantise(down, type), "by_neuron", "relu2"))
-        return cls(some, experts, inputs)
+            ffns.append(FFNTensors(None, up, quantise(down, type), "by_neuron", "relu2"))
+        return cls(ffns, experts, inputs)
 
     def tensors(self, layout: str, activation: str = "relu2") -> FFNTensors:
         downs = [each.down for each in self.distinct]
@@ -154,7 +154,7 @@ def fitted(model: Model, ranks: list[int], recall: float) -> list[Predictor]:
     x, unseen = (model.inputs.draw(random, n) for n in (TOKENS, TOKENS // 3))
     first, second = factors(parts, x, max(ranks))
     training, truth = ([Activity.from_ffn(part, rows) for part in parts] for rows in (x, unseen))
-    found = []
+    predictors = []
     for rank in ranks:
         low, high = (
             quantise(np.ascontiguousarray(each), "Q4_0") for each in (first[:rank], second[:, :rank])
@@ -177,8 +177,8 @@ def fitted(model: Model, ranks: list[int], recall: float) -> list[Predictor]:
             chosen=CHOSEN,
         )
         shares = sums[1] / sums[0], sums[2] / sums[0], sums[3] / sums[2], sums[5] / sums[4]
-        found.append(Predictor(whole, rank, *(float(share) for share in shares)))
-    return found
+        predictors.append(Predictor(whole, rank, *(float(share) for share in shares)))
+    return predictors
 
 
 class Step:
@@ -225,13 +225,13 @@ class Step:
 def steps_of(backend: CPUBackend, model: Model, predictors: list[Predictor]) -> dict[str, Step]:
     dots = backend.ffn_weights(model.tensors("by_output", "silu"))
     steps = {"dots": Step(backend, dots, skip=False)}
-    held = {each.rank: backend.predictor_weights(each.tensors) for each in predictors}
+    held = {predictor.rank: backend.predictor_weights(predictor.tensors) for predictor in predictors}
     for layout, mark in (("by_output", ""), ("by_neuron", " t")):
         weights = backend.ffn_weights(model.tensors(layout))
         steps[f"off{mark}"] = Step(backend, weights, skip=False)
         steps[f"exact{mark}"] = Step(backend, weights, skip=True)
-        for rank, each in held.items():
-            steps[f"predicted {rank}{mark}"] = Step(backend, weights, True, each, each.first.nbytes)
+        for rank, predictor in held.items():
+            steps[f"predicted {rank}{mark}"] = Step(backend, weights, True, predictor, predictor.first.nbytes)
     return steps
 
 
@@ -249,29 +249,29 @@ def measure(
             if i >= 3:
                 times[name].append(seconds)
                 reads[name].append(nbytes)
-    some = next(iter(steps.values())).weights
-    whole = some.nbytes * CHOSEN / model.experts
+    all_weights = next(iter(steps.values())).weights
+    whole = all_weights.nbytes * CHOSEN / model.experts
     return {name: row(times, name, statistics.mean(reads[name]), whole) for name in steps}
 
 
 def row(times: dict[str, list[float]], name: str, nbytes: float, whole: float) -> dict[str, Any]:
-    own = statistics.median(times[name])
+    seconds = statistics.median(times[name])
     layout = " t" if name.endswith(" t") else ""
-    found: dict[str, Any] = {"ms": round(own * 1e3, 3), "bytes": round(nbytes / whole, 3)}
-    found["gb_s"] = round(nbytes / own / 1e9, 2)
+    figures: dict[str, Any] = {"ms": round(seconds * 1e3, 3), "bytes": round(nbytes / whole, 3)}
+    figures["gb_s"] = round(nbytes / seconds / 1e9, 2)
     for against in ("dots", f"off{layout}"):
         ratios = [a / b for a, b in zip(times[against], times[name], strict=True)]
         quarters = statistics.quantiles(ratios, n=4)
-        found["over " + against.removesuffix(" t")] = [round(ratios_of, 3) for ratios_of in quarters]
-    return found
+        figures["over " + against.removesuffix(" t")] = [round(ratios_of, 3) for ratios_of in quarters]
+    return figures
 
 
-def show(type: str, found: dict[str, dict[str, Any]], predictors: list[Predictor]) -> None:
-    print(f"{type}: {predictors[0].active:.1%} fire")
-    for each in predictors:
-        named = f"names {each.candidates:.1%}; recall {each.recall:.4f}, {each.weighted_recall:.4f} by weight"
-        print(f"  rank {each.rank}: {named}")
-    for name, one in found.items():
+def show(type: str, ways: dict[str, dict[str, Any]], predictors: list[Predictor]) -> None:
+    print(f"{type}: {predictors[0].active:.1%} active")
+    for predictor in predictors:
+        recalls = f"{predictor.recall:.4f}, {predictor.weighted_recall:.4f} by weight"
+        print(f"  rank {predictor.rank}: names {predictor.candidates:.1%}; recall {recalls}")
+    for name, one in ways.items():
         ratios = []
         for against in ("dots", "off"):
             low, middle, high = one[f"over {against}"]
@@ -301,10 +301,10 @@ def main() -> None:
     for type in args.type:
         model = Model.made_up(type, args.distinct, args.experts)
         predictors = fitted(model, args.rank, args.recall)
-        found = measure(model, steps_of(backend, model, predictors), args.rounds, clock)
-        show(type, found, predictors)
+        ways = measure(model, steps_of(backend, model, predictors), args.rounds, clock)
+        show(type, ways, predictors)
         facts = [{k: v for k, v in vars(each).items() if k != "tensors"} for each in predictors]
-        report.append({"type": type, "predictors": facts, "ways": found})
+        report.append({"type": type, "predictors": facts, "ways": ways})
     if args.json:
         whole = {"isa": backend.isa, "threads": backend.threads, "experts": args.experts, "layers": report}
         print(json.dumps(whole))

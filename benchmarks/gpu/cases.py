@@ -290,8 +290,8 @@ class Case:
         return {"prompt_ms": prompt_ms, "end_to_end_tok_s": end_to_end(prompt_ms, full_ms)}
 
     def _read(self, contestant: Placed, timed: Sequence[Pass], ms: float) -> Row:
-        found = [contestant.figures(each.counters) for each in timed if each.counters is not None]
-        nbytes = statistics.median(each.bytes_per_token or 0 for each in found)
+        figures = [contestant.figures(run.counters) for run in timed if run.counters is not None]
+        nbytes = statistics.median(run.bytes_per_token or 0 for run in figures)
         hardware, hot = self.subject.hardware, bool(contestant.model.gpus)
         bandwidth = 0.0
         if not contestant.name.startswith("GPU"):
@@ -303,7 +303,7 @@ class Case:
             "mb_per_token": nbytes / 1e6,
             "gb_s": gb_s,
             "bandwidth_share": gb_s / bandwidth,
-            "active_share": statistics.median(each.active_share or 0 for each in found),
+            "active_share": statistics.median(run.active_share or 0 for run in figures),
         }
 
     def _placed(self, contestant: Placed, program_ms: float) -> Row:
@@ -331,12 +331,12 @@ class Case:
         if not contestant.splits:
             return {}
         timeline, steps = contestant.trace(TRACED_STEPS, TRACED_S)
-        found = timeline.handshake()
-        waits = [span.end - span.start for span in timeline.spans() if span.what == "wait"]
+        delays = timeline.handshake()
+        waits = [span.end - span.start for span in timeline.spans() if span.name == "wait"]
         return {
             "split_layers": contestant.splits,
-            "post_to_take_us": plausible(found.post_to_take_us),
-            "answer_to_collect_us": plausible(found.answer_to_collect_us),
+            "post_to_take_us": plausible(delays.post_to_take_us),
+            "answer_to_collect_us": plausible(delays.answer_to_collect_us),
             "hot_waits_ms": sum(waits) / max(1, steps) / 1e3,
             "overlap": timeline.overlap(),
         }

@@ -75,9 +75,9 @@ def device_facts(gpu: str | None) -> Row:
         return {"gpu": gpu, "name": f"backend {gpu}", "kind": "software", "driver": "none"}
     from hotcold.kernels.gpus import choose_gpu
 
-    found, _ = choose_gpu(gpu, needed=True)
-    assert found is not None
-    return {"gpu": str(found.index), **asdict(found)}
+    device, _ = choose_gpu(gpu, needed=True)
+    assert device is not None
+    return {"gpu": str(device.index), **asdict(device)}
 
 
 class Comparison:
@@ -192,9 +192,9 @@ class Comparison:
         script = Path(__file__).with_name("op_table.py")
         command = [sys.executable, str(script), "--gpu", gpu, "--seconds", str(seconds)]
         printed, problem = self._watch(command, seconds + 30, lambda: None)
-        found = last_object(printed)
+        report = last_object(printed)
         row: Row = {"part": "op table", "case": "all"}
-        self.add(row | (found or {"failed": problem or "no report"}))
+        self.add(row | (report or {"failed": problem or "no report"}))
 
     def _doctor(self, gpu: str, most: float) -> None:
         """Its figures are the ones that loading takes, too, through the folder with the cached ones."""
@@ -204,12 +204,12 @@ class Comparison:
             command += ["--gpu", gpu]
         printed, problem = self._watch(command, min(most, max(20.0, self.left)), lambda: None)
         row: Row = {"part": "doctor", "case": "all"}
-        found = last_object(printed)
-        if problem or found is None or not path.exists():
+        report = last_object(printed)
+        if problem or report is None or not path.exists():
             self.add(row | {"failed": problem or "no report"})
             return
         self.hardware = path
-        self.add(row | found)
+        self.add(row | report)
 
 
 def last_line(text: str) -> str:
@@ -219,10 +219,10 @@ def last_line(text: str) -> str:
 def last_object(text: str) -> Row | None:
     """The JSON object in the last line; None where there is none."""
     try:
-        found = json.loads(last_line_whole(text))
+        parsed = json.loads(last_line_whole(text))
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def last_line_whole(text: str) -> str:
@@ -250,8 +250,8 @@ def working_folder(chosen: Path | None) -> Iterator[Path]:
 
 
 def free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    file_system = os.statvfs(folder)
+    return file_system.f_bavail * file_system.f_frsize
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -188,8 +188,8 @@ def check_part(args: argparse.Namespace, part: slice) -> Row:
     assert gpu is not None
     backend: Any = open_gpu(gpu, None)
     backend.device = times = PipelineTimes(backend.device)
-    found = run(MirroredBackend(backend), args.seconds, args.seen, reader(args.expected), part)
-    return {"device": gpu.name, "driver": gpu.driver, **found, **times.report()}
+    results = run(MirroredBackend(backend), args.seconds, args.seen, reader(args.expected), part)
+    return {"device": gpu.name, "driver": gpu.driver, **results, **times.report()}
 
 
 def joined(rows: Sequence[Row]) -> Row:
@@ -270,9 +270,9 @@ def main(arguments: Sequence[str]) -> int:
     if args.write_expected:
         if args.jobs > 1:
             return expected_by_jobs(args)
-        found = write_expected(args.write_expected, part, 1e6 * args.most_mb)
+        written = write_expected(args.write_expected, part, 1e6 * args.most_mb)
         if not args.part:
-            print(json.dumps(found))
+            print(json.dumps(written))
         return 0
     problems: list[str] = []
     try:

@@ -73,9 +73,9 @@ def open_device(gpu: str, threads: int | None) -> Backend:
         return open_backend(gpu, threads)
     from hotcold.kernels import gpus
 
-    found, _ = gpus.choose_gpu(gpu, needed=True)
-    assert found is not None
-    return gpus.open_gpu(found, None)
+    device, _ = gpus.choose_gpu(gpu, needed=True)
+    assert device is not None
+    return gpus.open_gpu(device, None)
 
 
 def matrices(task: OpsTask, emit: Emit) -> None:
@@ -253,8 +253,8 @@ def norm_row(backend: Backend, dim: int) -> list[Row]:
 
 def slope(programs: Sequence[Program], many: int) -> float:
     """Seconds of an op, of programs with FEW and ``many`` of them."""
-    few, more = (run_seconds(program) for program in programs)
-    return max(1e-9, (more - few) / (many - FEW))
+    shorter, longer = (run_seconds(program) for program in programs)
+    return max(1e-9, (longer - shorter) / (many - FEW))
 
 
 def sum_gb_s(backend: Backend, columns: int) -> float:
@@ -310,8 +310,8 @@ def time_layer(layer: Layer, decode: int, prompt: int) -> Row:
     """Medians; of a token, the FFNs of all layers."""
     random = np.random.default_rng(0)
     layer.run(decode, prompt, random)
-    found = [layer.run(decode, prompt, random) for _ in range(12)]
-    seconds, nbytes = (statistics.median(each) for each in zip(*found, strict=True))
+    runs = [layer.run(decode, prompt, random) for _ in range(12)]
+    seconds, nbytes = (statistics.median(each) for each in zip(*runs, strict=True))
     return {"ms": seconds * 1e3, "gb_s": nbytes / seconds / 1e9, "layers_ms": MIXTRAL_LAYERS * seconds * 1e3}
 
 
@@ -325,11 +325,11 @@ def built_in_model(task: OpsTask, emit: Emit) -> None:
             try:
                 model = load(None, _options(name, task, Path(folder)))
                 start = time.perf_counter()
-                found = continuations(model, prompts, tokens)
-                row["tok_s"] = tokens * len(found) / (time.perf_counter() - start)
-                expected = expected or found
-                row["equal"] = sum(a == b for a, b in zip(expected, found, strict=True))
-                row["of"] = len(found)
+                texts = continuations(model, prompts, tokens)
+                row["tok_s"] = tokens * len(texts) / (time.perf_counter() - start)
+                expected = expected or texts
+                row["equal"] = sum(a == b for a, b in zip(expected, texts, strict=True))
+                row["of"] = len(texts)
                 model.close()
                 emit(row)
             except Exception as error:
@@ -338,13 +338,13 @@ def built_in_model(task: OpsTask, emit: Emit) -> None:
 
 def continuations(model: LoadedModel, prompts: Sequence[str], tokens: int) -> list[list[int]]:
     contestant = Placed("", "exact", model, None, 0.0)
-    found = []
+    outputs = []
     for prompt in prompts:
         params = SamplingParams(temperature=0.0)
         request = Request(Job(model.tokenizer.encode(prompt), params, max_tokens=tokens, ignore_eos=True))
         contestant.engine.run([request])
-        found.append([*request.output])
-    return found
+        outputs.append([*request.output])
+    return outputs
 
 
 def continued(task: OpsTask, path: Path, prompt: int, tokens: int) -> Row:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hotcold.commands import cli
 
-#: machine, model, type, published tokens a second, speed-up over llama.cpp, share of firings on the GPU
+#: machine, model, type, published tokens a second, speed-up over llama.cpp, share of activations on the GPU
 PUBLISHED = (
     ("rtx4090-i9", "opt-30b", "F16", 12.0, 10.9, 0.70),
     ("rtx4090-i9", "falcon-40b", "F16", None, 11.69, 0.70),
@@ -37,7 +37,7 @@ def plan(machine: str, model: str, kind: str, objective: str) -> dict[str, Any]:
 
 def main() -> None:
     print("| machine | model | type | tok/s: ours, with the paper's objective, published ", end="")
-    print("| speed-up over a layer split: ours, published | firings on the GPU: as tok/s |")
+    print("| speed-up over a layer split: ours, published | activations on the GPU: as tok/s |")
     print("|---|---|---|---|---|---|")
     rows = []
     for machine, model, kind, speed, ratio, share in PUBLISHED:

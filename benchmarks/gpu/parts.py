@@ -118,7 +118,7 @@ def fitting(wanted: Slice, hardware: Path | None) -> Slice:
         most.append(1e9 * machine.cpu_stream_gb_s * SLOWEST_TOKEN_S)
         if machine.vram_bytes:
             most.append(machine.vram_bytes / CARD_COPIES)
-    found = wanted
-    while found.taken > 2 and found.nbytes > min(most):
-        found = replace(found, taken=found.taken // 2)
-    return found
+    smaller = wanted
+    while smaller.taken > 2 and smaller.nbytes > min(most):
+        smaller = replace(smaller, taken=smaller.taken // 2)
+    return smaller

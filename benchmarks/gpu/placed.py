@@ -142,7 +142,7 @@ class Subject:
         return (none + self.split_share(share, factor) * (every - none)) / ours
 
     def gpu_firing_share(self, placement: Placement | None) -> float:
-        """Expected, of all neurons that fire."""
+        """The expected share of active neurons that the GPU has."""
         if placement is None:
             return 0.0
         pairs = zip(self.profile.firing, placement.hot, strict=True)
@@ -243,15 +243,15 @@ class Placed:
         )
         self.engine.add(request)
         try:
-            found = []
-            while len(found) <= len(forced):
+            rows = []
+            while len(rows) <= len(forced):
                 had = len(request.output)
                 self.engine.step()
                 if request.error is not None:
                     raise request.error
                 if len(request.output) > had:
-                    found.append(self.session.transformer.read_logits(0, 1)[0].copy())
-            return np.array(found)
+                    rows.append(self.session.transformer.read_logits(0, 1)[0].copy())
+            return np.array(rows)
         finally:
             self.engine.abort(request)
 

@@ -41,7 +41,7 @@ _HEADING = (
 class Goal:
     """``met`` is None where nothing was measured."""
 
-    what: str
+    title: str
     measured: str
     wanted: str
     met: bool | None
@@ -49,7 +49,7 @@ class Goal:
     @property
     def line(self) -> str:
         sign = {True: "ok  ", False: "MISS", None: "  ? "}[self.met]
-        return f"{sign} {self.what:<40}{self.measured:>14}   {self.wanted}"[:80]
+        return f"{sign} {self.title:<40}{self.measured:>14}   {self.wanted}"[:80]
 
 
 def key_of(row: Row) -> str:
@@ -106,18 +106,18 @@ def line_of(row: Row) -> str:
         "seconds": "{:.3g} s",
     }
     rows = f"{row['decode']}+{row['prompt']} rows" if "decode" in row else ""
-    found = [form.format(row[name]) for name, form in forms.items() if row.get(name) is not None]
-    return f"{title}: {', '.join(filter(None, [rows, *found[:3]]))}"
+    figures = [form.format(row[name]) for name, form in forms.items() if row.get(name) is not None]
+    return f"{title}: {', '.join(filter(None, [rows, *figures[:3]]))}"
 
 
 def slices_of(rows: Sequence[Row]) -> dict[tuple[str, str, float], dict[str, Row]]:
     """By model, type and share: the rows of contestants that ran."""
-    found: dict[tuple[str, str, float], dict[str, Row]] = {}
+    slices: dict[tuple[str, str, float], dict[str, Row]] = {}
     for row in rows:
         if row["part"] == "slices" and row.get("contestant") and "failed" not in row:
             key = row["model"], row["type"], row["share"]
-            found.setdefault(key, {})[row["contestant"]] = row
-    return found
+            slices.setdefault(key, {})[row["contestant"]] = row
+    return slices
 
 
 def ratio(above: Row | None, below: Row | None) -> float | None:
@@ -142,14 +142,14 @@ def goals(report: Mapping[str, Any]) -> list[Goal]:
     rows: list[Row] = report["rows"]
     if report["settings"].get("small"):
         return [*_correct(rows)]
-    found = slices_of(rows)
+    slices = slices_of(rows)
     return [
         *_correct(rows),
         _matrix(rows),
-        *_over_layer_split(found),
-        *_placements(found),
-        *_on_the_gpu(found),
-        *_plan(found),
+        *_over_layer_split(slices),
+        *_placements(slices),
+        *_on_the_gpu(slices),
+        *_plan(slices),
     ]
 
 
@@ -174,8 +174,8 @@ def _correct(rows: Sequence[Row]) -> Iterator[Goal]:
 def _matrix(rows: Sequence[Row]) -> Goal:
     wanted = {"part": "matrices", "case": "Q4_0 8192 x 28672", "decode": 1, "prompt": 0}
     shares = [row.get("bandwidth_share") for row in rows if wanted.items() <= row.items()]
-    own = next((row["gb_s"] for row in rows if row.get("case") == "sum of two buffers"), 0)
-    least, aim = (0.5, 0.7) if own > HBM_GB_S else (0.7, 0.85)
+    sum_gb_s = next((row["gb_s"] for row in rows if row.get("case") == "sum of two buffers"), 0)
+    least, aim = (0.5, 0.7) if sum_gb_s > HBM_GB_S else (0.7, 0.85)
     share = shares[0] if shares else None
     title = "Q4_0 8192 x 28672, one row, of the card's"
     return _at_least(title, share, least, aim, "{:.2f}")
@@ -191,39 +191,39 @@ def _at_least(title: str, value: float | None, least: float, aim: float, form: s
     return Goal(title, measured, f">= {least:g}, aim {aim:g}", met)
 
 
-def _over_layer_split(found: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
-    for (model, type, share), contestants in found.items():
+def _over_layer_split(slices: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
+    for (model, type, share), contestants in slices.items():
         if type == "F16" and share == QUARTER:
             least, aim = (5, 12) if model in FASTER else (2, 3.5)
             value = ratio(contestants.get("solver"), contestants.get("layer split"))
             yield _at_least(f"{model} F16 25 %: over layer split", value, least, aim)
 
 
-def _placements(found: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
+def _placements(slices: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
     for above, below in (("solver", "frequency"), ("frequency", "random")):
         ratios = [
-            each
-            for (_, type, share), contestants in found.items()
+            times
+            for (_, type, share), contestants in slices.items()
             if share == QUARTER and type == "F16"
-            if (each := ratio(contestants.get(above), contestants.get(below))) is not None
+            if (times := ratio(contestants.get(above), contestants.get(below))) is not None
         ]
         value = min(ratios, default=None)
         yield _at_least(f"{above} over {below}, the least", value, 1, 1)
 
 
-def _on_the_gpu(found: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
+def _on_the_gpu(slices: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
     for model in ("llama2-13b", "llama2-70b"):
-        contestants = found.get((model, "F16", QUARTER), {})
+        contestants = slices.get((model, "F16", QUARTER), {})
         value = ratio(contestants.get("GPU predicted"), contestants.get("GPU dense"))
         yield _at_least(f"{model} F16, all GPU: sparse over dense", value, 1.3, 1.8)
-    contestants = found.get(("llama2-7b", "Q4_0", QUARTER), {})
+    contestants = slices.get(("llama2-7b", "Q4_0", QUARTER), {})
     value = ratio(contestants.get("GPU dense"), contestants.get("llama.cpp GPU"))
     yield _at_least("llama2-7b Q4_0, all GPU: over llama.cpp", value, 1, 1)
 
 
-def _plan(found: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
+def _plan(slices: Mapping[tuple[str, str, float], Mapping[str, Row]]) -> Iterator[Goal]:
     off, memory = [], []
-    for contestants in found.values():
+    for contestants in slices.values():
         for row in contestants.values():
             if "measured_over_predicted" in row and "gpu_layers" in row:
                 off.append(abs(row["measured_over_predicted"] - 1))
@@ -336,10 +336,12 @@ def _end_to_end(rows: Sequence[Row]) -> list[str]:
 
 
 def _matrices(rows: Sequence[Row]) -> list[str]:
-    own = [row for row in rows if row["part"] == "matrices" and "decode" in row]
+    matrices = [row for row in rows if row["part"] == "matrices" and "decode" in row]
     sums = [row["gb_s"] for row in rows if row.get("case") == "sum of two buffers"]
-    lines = [f"{'matrix':<22}{'rows':>8}{'us':>10}{'GB/s':>10}{'of its own':>11}{'Tops':>9}"] if own else []
-    for row in own:
+    lines = (
+        [f"{'matrix':<22}{'rows':>8}{'us':>10}{'GB/s':>10}{'of its own':>11}{'Tops':>9}"] if matrices else []
+    )
+    for row in matrices:
         share, tops = row.get("bandwidth_share"), row.get("tops")
         size = f"{row['decode']}+{row['prompt']}"
         cells = (
@@ -351,13 +353,13 @@ def _matrices(rows: Sequence[Row]) -> list[str]:
 
 
 def _experts(rows: Sequence[Row]) -> list[str]:
-    own = [row for row in rows if row["part"] == "experts" and "ms" in row]
+    of_experts = [row for row in rows if row["part"] == "experts" and "ms" in row]
     lines = [f"{'layer of experts':<26}{'side':>5}{'rows':>8}{'ms':>10}{'GB/s':>9}{'32 layers, ms':>15}"]
-    for row in own:
+    for row in of_experts:
         size = f"{row['decode']}+{row['prompt']}"
         cells = f"{row['ms']:>10.3f}{row['gb_s']:>9.1f}{row['layers_ms']:>15.2f}"
         lines.append(f"{row['case']:<26}{row['side']:>5}{size:>8}{cells}")
-    return ["", *lines] if own else []
+    return ["", *lines] if of_experts else []
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:
@@ -369,7 +371,7 @@ def _failures(rows: Sequence[Row]) -> list[str]:
             reasons.setdefault(row["failed"], []).append(title)
     lines = ["", "Failed, or left out"] if reasons else []
     for reason, titles in reasons.items():
-        more = f", and {len(titles) - 1} more" if len(titles) > 1 else ""
-        lines += [f"{titles[0]}{more}:", f"  {reason[:160]}"]
+        others = f", and {len(titles) - 1} more" if len(titles) > 1 else ""
+        lines += [f"{titles[0]}{others}:", f"  {reason[:160]}"]
     notes = {row["note"] for row in rows if row.get("note")}
     return lines + [f"note: {note}" for note in sorted(notes)]

@@ -1,12 +1,11 @@
 """Files of large models' shapes, made in seconds: a slice of the layers, random blocks that repeat.
 
-A slice has some of a model's layers and the same share of its vocabulary, hence this share of all bytes:
-what a token takes of it, times ``layers / taken``, is what the whole model would take. The weights are those
-of benchmarks/lib/models.py in PowerInfer's layout with predictors, except for two things that make them fast:
+A slice has some of a model's layers and the same share of its vocabulary, hence this share of all bytes: what
+a token takes of it, times ``layers / taken``, is what the whole model would take. The weights are those of
+benchmarks/lib/models.py in PowerInfer's layout with predictors, except for two things that make them fast:
 matrices of a layer repeat some random rows (copies in memory, so that reading them costs the same), and the
-share of tokens for which a neuron fires is set by the quantile of a normal distribution, not counted. These
-shares are the profile, which is written beside the file: placements are judged, not profiling.
-"""
+share of tokens for which a neuron is active is set by the quantile of a normal distribution, not counted.
+These shares are the profile, which is written beside the file: placements are judged, not profiling."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from hotcold.placement.sizes import SHAPES, power_law
 from lib.models import FEATURE, Bytes, Floats, Recipe, Shape, Weights, metadata, random_rows
 
 POOL_ROWS = 1024  #: different random rows of a layer's matrix
-#: What fires always or never has no quantile; and no neuron of a real model does.
+#: A neuron that is always or never active has no quantile; no neuron of a real model is.
 LEAST_SHARE, MOST_SHARE = 1e-4, 0.9995
 LEAST_VOCAB = 600
 PREDICTOR_TYPE = "Q8_0"  #: of rank RESERVED; as fit-predictor stores them
@@ -32,7 +31,7 @@ PREDICTOR_TYPE = "Q8_0"  #: of rank RESERVED; as fit-predictor stores them
 
 @dataclass(frozen=True)
 class Model:
-    """A model's dimensions, and after which of SHAPES its neurons fire."""
+    """A model's dimensions, and after which of SHAPES its neurons are active."""
 
     name: str
     layers: int
@@ -42,7 +41,7 @@ class Model:
     kv_heads: int
     vocab: int
     gated: bool = True
-    law: str = "mistral-7b"  #: 10 % of neurons fire, 26 % of them have 80 % of all firings
+    law: str = "mistral-7b"  #: 10 % of neurons are active, 26 % of them have 80 % of all activations
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def turns(count: int, round: int) -> list[int]:
 
 def in_turns(builds: Sequence[Child], question: Any, round: int) -> list[Any]:
     """Each build's answer; the round says who is asked first."""
-    found: list[Any] = [None] * len(builds)
+    answers: list[Any] = [None] * len(builds)
     for at in turns(len(builds), round):
-        found[at] = builds[at].ask(question)
-    return found
+        answers[at] = builds[at].ask(question)
+    return answers

@@ -181,8 +181,8 @@ async def _stream(
     async for block in connection.blocks(headers):
         *events, rest = (rest + block).split(between)
         for event in events:
-            _, found, data = (b"", b"data: ", event) if route == dialects.OLLAMA else _data(event)
-            if not found:
+            _, field, data = (b"", b"data: ", event) if route == dialects.OLLAMA else _data(event)
+            if not field:
                 continue  # a comment that keeps the connection alive
             if data == b"[DONE]":
                 answer.whole = bool(answer.reasons) and not answer.error

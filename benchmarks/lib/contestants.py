@@ -3,7 +3,7 @@
 Between ``prepare`` and the run lies whatever is not to be timed: the beginning of eight sequences, or 8192
 positions of a KV cache. These positions are not computed, which would take half of the time: speed does not
 depend on their content, so ours and llama.cpp's are written (512 real positions, 16 times). All get random
-tokens as prompts: in the synthetic models a token's features decide which neurons fire.
+tokens as prompts: in the synthetic models a token's features decide which neurons are active.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Plan:
 
     @property
     def measures(self) -> list[str]:
-        found = [f"prompt of {length}" for length in self.prompts]
-        found += [f"decode at {depth}" for depth in self.depths]
-        found += [f"{self.sequences} sequences"] if self.sequences > 1 else []
-        return found + ([LOADING] if self.published else [])
+        names = [f"prompt of {length}" for length in self.prompts]
+        names += [f"decode at {depth}" for depth in self.depths]
+        names += [f"{self.sequences} sequences"] if self.sequences > 1 else []
+        return names + ([LOADING] if self.published else [])
 
     @staticmethod
     def slow(measure: str) -> bool:
@@ -111,15 +111,15 @@ def order(names: Sequence[str], round: int) -> list[str]:
 
 
 def run_round(
-    found: Mapping[str, Contestant], plan: Plan, machine: MachineState, round: int
+    by_name: Mapping[str, Contestant], plan: Plan, machine: MachineState, round: int
 ) -> Iterator[tuple[str, int, str, Measured, Conditions]]:
     """Measure, turn, contestant, what was measured, and under which conditions: of each measure all
     contestants right after each other, and of a short one several turns."""
     for measure in plan.measures:
         turns = 1 if plan.slow(measure) else TURNS
         for turn in range(turns * round, turns * (round + 1)):
-            for name in order([each for each in found if found[each].can(measure, turn % turns)], turn):
-                run = found[name].prepare(measure, turn + 1)
+            for name in order([each for each in by_name if by_name[each].can(measure, turn % turns)], turn):
+                run = by_name[name].prepare(measure, turn + 1)
                 yield measure, turn, name, *machine.around(run, 0.05)
 
 
@@ -135,17 +135,17 @@ def read(engine: Engine, requests: Sequence[Request]) -> Measured:
     return Measured(sum(len(request.job.prompt) for request in requests), time.perf_counter() - start)
 
 
-def generate(engine: Engine, requests: Sequence[Request], each: int) -> Measured:
+def generate(engine: Engine, requests: Sequence[Request], tokens_of_each: int) -> Measured:
     """Generates this number of tokens of each sequence."""
     had = sum(len(request.output) for request in requests)
     session = engine.session
     before, start = session.counters.copy(), time.perf_counter()
-    for _ in range(each):
+    for _ in range(tokens_of_each):
         engine.step()
     seconds = time.perf_counter() - start
     figures = Figures.from_counters(session.counters.since(before), session.footprint)
     tokens = sum(len(request.output) for request in requests) - had
-    assert tokens == each * len(requests)
+    assert tokens == tokens_of_each * len(requests)
     assert figures.bytes_per_token is not None
     return Measured(tokens, seconds, figures.bytes_per_token * tokens)
 

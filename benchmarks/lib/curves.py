@@ -36,9 +36,9 @@ def svg(title: str, axis: str, panels: Sequence[Panel], caption: str, width: int
         text(16, 26, title, 15, "text", weight=600),
         *_legend(panels),
     ]
-    each = width / len(panels)
+    panel_width = width / len(panels)
     for i, panel in enumerate(panels):
-        parts += _panel(panel, i * each + LEFT, (i + 1) * each - 16, axis)
+        parts += _panel(panel, i * panel_width + LEFT, (i + 1) * panel_width - 16, axis)
     parts.append(text(16, HEIGHT - 12, caption, 10.5, "soft"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 

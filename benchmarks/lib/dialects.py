@@ -102,10 +102,10 @@ def _message(data: Any, answer: Answer, moment: float | None) -> None:
         add(answer, 0, "".join(each.get("thinking") or each.get("text") or "" for each in blocks), None)
     elif data["type"] == "content_block_delta":
         add(answer, 0, data["delta"].get("thinking") or data["delta"].get("text") or "", moment)
-    found = data if moment is None else data.get("delta", {})
-    if found.get("stop_reason"):
+    changes = data if moment is None else data.get("delta", {})
+    if changes.get("stop_reason"):
         add(answer, 0, "", None)
-        answer.reasons[0] = found["stop_reason"]
+        answer.reasons[0] = changes["stop_reason"]
         answer.tokens = data["usage"]["output_tokens"]
     if data["type"] == "message_stop":
         answer.whole = bool(answer.reasons) and not answer.error

@@ -4,13 +4,13 @@ Weights are random, so its text is noise. How often each expert is routed to is 
 residual stream is about the same for all tokens, and each router reads from it a bias of its own for every
 expert, normally distributed. What a token adds to that has a standard deviation of 1.
 
-Of Mixtral's shape there are a sparse model (ReLU above a threshold, down by neuron), whose neurons fire for
-as many tokens as the assumed power law says, the most active first in each expert, and one with SiLU in the
-usual layout, which llama.cpp computes: as many bytes.
+Of Mixtral's shape there are a sparse model (ReLU above a threshold, down by neuron), whose neurons are active
+for as many tokens as the assumed power law says, the most active first in each expert, and one with SiLU in
+the usual layout, which llama.cpp computes: as many bytes.
 
 Beside the sparse model lies a predictor of rank 512, 4 % of the experts' bytes: a gate owes 95 % of its
 variance to the last 512 values of its input, and the predictor reads these alone. So it names 1.26 neurons
-for each that fires, and misses a few. 7.8 % are active: the law's 10 % minus the share that the hottest lack,
+for each active one, and misses a few. 7.8 % are active: the law's 10 % minus the share that the hottest lack,
 since none is active for more than 45 % of tokens; cold ones follow the law.
 """
 
@@ -52,7 +52,7 @@ MODELS = {
     "sparse-mixtral": Shape("llama", 4096, 32, 8, 8, 2, 14336, sparse=True),
 }
 CONTEXT = 4096
-_MOST_FIRING = 0.45  #: of tokens: a threshold above 0 lets no neuron fire for more than half
+_MOST_FIRING = 0.45  #: of tokens: a threshold above 0 lets no neuron be active for more than half
 _RANK = 512  #: of the predictor of a sparse model: values that it reads, the last ones
 _SEEN = 0.95  #: of the variance of a gate: what these give
 _NAMING = 0.85  #: threshold of the predictor, where that of gates is 1
@@ -73,24 +73,24 @@ def write_experts(
     """Writes a model and, of a sparse one, its predictor; ``skew`` is the standard deviation of experts'
     biases: 0 routes to all alike; with 0.5 a quarter of 128 experts gets 57 % of all choices.
     ``side_by_side``: the rows of a sparse model's neuron lie together."""
-    random, own = np.random.default_rng(seed), MODELS[shape]
+    random, model = np.random.default_rng(seed), MODELS[shape]
     with open_gguf(model_path()) as file:
         metadata = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
         vocab = file.tensors["token_embd.weight"].shape[0]
     sizes = {
-        "block_count": layers, "context_length": CONTEXT, "embedding_length": own.dim,
-        "feed_forward_length": own.neurons, "expert_feed_forward_length": own.neurons,
-        "expert_count": own.experts, "expert_used_count": own.chosen, "attention.head_count": own.heads,
-        "attention.head_count_kv": own.kv_heads, "attention.key_length": own.head_dim,
-        "attention.value_length": own.head_dim, "rope.dimension_count": own.head_dim,
+        "block_count": layers, "context_length": CONTEXT, "embedding_length": model.dim,
+        "feed_forward_length": model.neurons, "expert_feed_forward_length": model.neurons,
+        "expert_count": model.experts, "expert_used_count": model.chosen, "attention.head_count": model.heads,
+        "attention.head_count_kv": model.kv_heads, "attention.key_length": model.head_dim,
+        "attention.value_length": model.head_dim, "rope.dimension_count": model.head_dim,
     }  # fmt: skip
-    metadata |= {f"{own.arch}.{key}": np.uint32(value) for key, value in sizes.items()}
+    metadata |= {f"{model.arch}.{key}": np.uint32(value) for key, value in sizes.items()}
     metadata |= {
-        "general.architecture": own.arch,
-        f"{own.arch}.attention.layer_norm_rms_epsilon": np.float32(1e-6),
-        f"{own.arch}.rope.freq_base": np.float32(1e6),
+        "general.architecture": model.arch,
+        f"{model.arch}.attention.layer_norm_rms_epsilon": np.float32(1e-6),
+        f"{model.arch}.rope.freq_base": np.float32(1e6),
     }
-    if own.sparse:
+    if model.sparse:
         metadata |= {
             "hotcold.ffn.activation": "relu",
             "hotcold.ffn.threshold": np.float32(1),
@@ -99,10 +99,10 @@ def write_experts(
         }
         if side_by_side:
             metadata[SIDE_BY_SIDE_KEY] = list(_PARTS)
-    tensors = _Tensors(own, layers, vocab, skew, random, side_by_side)
+    tensors = _Tensors(model, layers, vocab, skew, random, side_by_side)
     write_gguf(path, metadata, tensors)
-    if own.sparse:
-        _write_predictor(path, own, layers, tensors.gate)
+    if model.sparse:
+        _write_predictor(path, model, layers, tensors.gate)
 
 
 class _Tensors(Mapping[str, Tensor]):
@@ -110,48 +110,50 @@ class _Tensors(Mapping[str, Tensor]):
 
     def __init__(
         self,
-        own: Shape,
+        model: Shape,
         layers: int,
         vocab: int,
         skew: float,
         random: np.random.Generator,
         side_by_side: bool,
     ) -> None:
-        embedding = random.standard_normal((vocab, own.dim), np.float32)
+        embedding = random.standard_normal((vocab, model.dim), np.float32)
         embedding[:, 0] = _STEADY
-        head = random.standard_normal((vocab, own.dim), np.float32) / np.float32(own.dim**0.5)
+        head = random.standard_normal((vocab, model.dim), np.float32) / np.float32(model.dim**0.5)
         self._found = {
             "token_embd.weight": quantise(embedding, "Q8_0"),
             "output.weight": quantise(head, "Q8_0"),
-            "output_norm.weight": _ones(own.dim),
+            "output_norm.weight": _ones(model.dim),
         }
-        queries, keys, each = own.heads * own.head_dim, own.kv_heads * own.head_dim, own.neurons
-        down = (each, own.dim) if own.sparse else (own.dim, each)
+        queries, keys, neurons = model.heads * model.head_dim, model.kv_heads * model.head_dim, model.neurons
+        down = (neurons, model.dim) if model.sparse else (model.dim, neurons)
         alike = {
-            "attn_norm": _ones(own.dim),
-            "ffn_norm": _ones(own.dim),
-            "attn_q": _blocks(random, queries, own.dim),
-            "attn_k": _blocks(random, keys, own.dim),
-            "attn_v": _blocks(random, keys, own.dim),
-            "attn_output": _blocks(random, own.dim, queries, scale=_SCALE / 5),
-            "ffn_gate_exps": _blocks(random, own.experts, each, own.dim),
-            "ffn_up_exps": _blocks(random, own.experts, each, own.dim),
-            "ffn_down_exps": _blocks(random, own.experts, *down, scale=_SCALE),
+            "attn_norm": _ones(model.dim),
+            "ffn_norm": _ones(model.dim),
+            "attn_q": _blocks(random, queries, model.dim),
+            "attn_k": _blocks(random, keys, model.dim),
+            "attn_v": _blocks(random, keys, model.dim),
+            "attn_output": _blocks(random, model.dim, queries, scale=_SCALE / 5),
+            "ffn_gate_exps": _blocks(random, model.experts, neurons, model.dim),
+            "ffn_up_exps": _blocks(random, model.experts, neurons, model.dim),
+            "ffn_down_exps": _blocks(random, model.experts, *down, scale=_SCALE),
         }
         self.gate = alike["ffn_gate_exps"]
-        if own.sparse:
-            _scale_gates(self.gate, own)
+        if model.sparse:
+            _scale_gates(self.gate, model)
         if side_by_side:
             three = [alike.pop(name).data for name in _PARTS]
             rows = np.stack(three, axis=1).reshape(3 * len(three[0]), -1)
-            alike[SIDE_BY_SIDE] = Tensor(self.gate.type, (own.experts, 3 * each, own.dim), rows)
-        if own.arch == "qwen3moe":
-            alike |= {"attn_q_norm": _ones(own.head_dim), "attn_k_norm": _ones(own.head_dim)}
+            alike[SIDE_BY_SIDE] = Tensor(self.gate.type, (model.experts, 3 * neurons, model.dim), rows)
+        if model.arch == "qwen3moe":
+            alike |= {"attn_q_norm": _ones(model.head_dim), "attn_k_norm": _ones(model.head_dim)}
         for layer in range(layers):
-            router = random.standard_normal((own.experts, own.dim), np.float32) / np.float32(own.dim**0.5)
-            router[:, 0] = random.standard_normal(own.experts) * skew / _STEADY
-            more = alike | {"ffn_gate_inp": quantise(router, "F32")}
-            self._found |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in more.items()}
+            router = random.standard_normal((model.experts, model.dim), np.float32) / np.float32(
+                model.dim**0.5
+            )
+            router[:, 0] = random.standard_normal(model.experts) * skew / _STEADY
+            tensors = alike | {"ffn_gate_inp": quantise(router, "F32")}
+            self._found |= {f"blk.{layer}.{name}.weight": tensor for name, tensor in tensors.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._found[name]
@@ -177,33 +179,33 @@ def _blocks(random: np.random.Generator, *shape: int, scale: float = _SCALE) -> 
     return Tensor(kind, shape, data)
 
 
-def _deviations(own: Shape) -> Any:
+def _deviations(model: Shape) -> Any:
     """Standard deviations of gates, with which they exceed the threshold of 1 for their shares of tokens."""
     law = SHAPES["mistral-7b"]
-    shares = np.minimum(power_law(own.neurons, law.scale, law.exponent), _MOST_FIRING)
+    shares = np.minimum(power_law(model.neurons, law.scale, law.exponent), _MOST_FIRING)
     return np.array([1 / NormalDist().inv_cdf(1 - share) for share in shares])
 
 
-def _scale_gates(gate: Tensor, own: Shape) -> None:
+def _scale_gates(gate: Tensor, model: Shape) -> None:
     """Scales rows so that each exceeds the threshold of 1 for its share of tokens."""
     codes = 4.33  # the deviation of codes of 4 bits, 1 to 15 less 8
-    blocks: Any = gate.data.reshape(own.experts, own.neurons, -1, gate.type.nbytes)
+    blocks: Any = gate.data.reshape(model.experts, model.neurons, -1, gate.type.nbytes)
     block_count = _RANK // gate.type.weights
-    for some, part, width in (
-        (blocks[:, :, :-block_count], 1 - _SEEN, own.dim - _RANK),
+    for part_blocks, part, width in (
+        (blocks[:, :, :-block_count], 1 - _SEEN, model.dim - _RANK),
         (blocks[:, :, -block_count:], _SEEN, _RANK),
     ):
-        scales = _deviations(own) * (part / width) ** 0.5 / codes
-        some[..., :2] = scales.astype(np.float16).view(np.uint8).reshape(1, -1, 1, 2)
+        scales = _deviations(model) * (part / width) ** 0.5 / codes
+        part_blocks[..., :2] = scales.astype(np.float16).view(np.uint8).reshape(1, -1, 1, 2)
 
 
-def _write_predictor(path: Path, own: Shape, layers: int, gate: Tensor) -> None:
+def _write_predictor(path: Path, model: Shape, layers: int, gate: Tensor) -> None:
     """Beside the model, for all layers, whose gates are the same."""
-    first = quantise(np.eye(_RANK, own.dim, own.dim - _RANK, np.float32), "Q8_0")
+    first = quantise(np.eye(_RANK, model.dim, model.dim - _RANK, np.float32), "Q8_0")
     columns = np.ascontiguousarray(gate.data[:, -gate.type.row_bytes(_RANK) :])
     second = Tensor(gate.type, (len(columns), _RANK), columns)
     one = PredictorTensors(first, second, np.full(len(columns), _NAMING, np.float32), relu=False)
-    shares = [1 - NormalDist(0, each * _SEEN**0.5).cdf(_NAMING) for each in _deviations(own)]
+    shares = [1 - NormalDist(0, deviation * _SEEN**0.5).cdf(_NAMING) for deviation in _deviations(model)]
     named = np.full(layers, np.mean(shares), np.float32)
     with open_gguf(path) as file:
         facts = {"input": "normed", "candidates": named}

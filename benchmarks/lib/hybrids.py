@@ -6,9 +6,8 @@ quantiser chooses the types: a head in Q6_K, 8 bits where rows are no multiple o
 of the values and downs in Q6_K, and Q5_0 and Q8_0 in their places where rows are no multiple of 256.
 
 Where the activation gives zeros, weights *cause* them as in lib/models.py: rows of up read features of the
-token that nothing overwrites, and fire for a share of the tokens that is a power law's. Only ``DISTINCT``
-experts of a layer differ, the others are copies of them elsewhere in memory.
-"""
+token that nothing overwrites, and are active for a share of the tokens that is a power law's. Only
+``DISTINCT`` experts of a layer differ, the others are copies of them elsewhere in memory."""
 
 from __future__ import annotations
 
@@ -62,12 +61,12 @@ class Hybrid(Shape):
 
 
 def _hybrid(
-    name: str, architecture: str, parts: tuple[tuple[str, ...], ...], vocab: int, **more: Any
+    name: str, architecture: str, parts: tuple[tuple[str, ...], ...], vocab: int, **further: Any
 ) -> Hybrid:
     """``vocab`` is what layers of that number have of the published model's vocabulary."""
     return Hybrid(
         layers=len(parts), vocab=vocab, context=4096, architecture=architecture, name=name, parts=parts,
-        **more,
+        **further,
     )  # fmt: skip
 
 
@@ -117,11 +116,13 @@ class HybridRecipe(Recipe):
     def written(self) -> bool:
         return True
 
-    def type_of(self, columns: int, *, more: bool = False) -> BlockType:
-        """Returns a matrix's type by the weights of a row; ``more`` where a mixture has more bits."""
+    def type_of(self, columns: int, *, more_bits: bool = False) -> BlockType:
+        """Returns a matrix's type by the weights of a row; ``more_bits`` where a mixture has more bits."""
         whole = columns % 256 == 0
         if self.type in MIXTURES:
-            return block_type(("Q6_K" if more else "Q4_K") if whole else ("Q8_0" if more else "Q5_0"))
+            return block_type(
+                ("Q6_K" if more_bits else "Q4_K") if whole else ("Q8_0" if more_bits else "Q5_0")
+            )
         return block_type(self.type)
 
 
@@ -155,18 +156,18 @@ class HybridWeights(Weights):
     def _table_type(self) -> BlockType:
         return self._head_type() if self.shape.tied else self.type
 
-    def _plan_attention(self, blk: str, more: bool) -> None:
+    def _plan_attention(self, blk: str, more_bits: bool) -> None:
         shape, recipe = self.shape, self.recipe
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         gated = 1 + (shape.architecture in ("qwen35", "qwen35moe"))
         for name, rows in (("q", gated * q), ("k", kv), ("v", kv)):
-            type = recipe.type_of(shape.dim, more=more and name == "v")
+            type = recipe.type_of(shape.dim, more_bits=more_bits and name == "v")
             self._typed(f"{blk}attn_{name}.weight", rows, shape.dim, type)
         for part in () if shape.ungated else ("q", "k"):
             self._norm(f"{blk}attn_{part}_norm.weight", shape.head_dim)
         self._out(f"{blk}attn_output.weight", q)
 
-    def _plan_mamba(self, blk: str, more: bool) -> None:
+    def _plan_mamba(self, blk: str, more_bits: bool) -> None:
         shape = self.shape
         mixed = shape.inner + 2 * shape.groups * shape.state
         self._typed(f"{blk}ssm_in.weight", shape.inner + mixed + shape.state_heads, shape.dim)
@@ -178,10 +179,10 @@ class HybridWeights(Weights):
         self._floats(f"{blk}ssm_norm.weight", shape.groups, shape.inner // shape.groups, 0.0, 1.0)
         self._out(f"{blk}ssm_out.weight", shape.inner)
 
-    def _plan_delta(self, blk: str, more: bool) -> None:
+    def _plan_delta(self, blk: str, more_bits: bool) -> None:
         shape = self.shape
         mixed = shape.inner + 2 * shape.groups * shape.state
-        type = self.recipe.type_of(shape.dim, more=more)
+        type = self.recipe.type_of(shape.dim, more_bits=more_bits)
         self._typed(f"{blk}attn_qkv.weight", mixed, shape.dim, type)
         self._typed(f"{blk}attn_gate.weight", shape.inner, shape.dim)
         for part in ("alpha", "beta"):
@@ -192,54 +193,54 @@ class HybridWeights(Weights):
         self._floats(f"{blk}ssm_norm.weight", 0, shape.state, 0.0, 1.0)
         self._out(f"{blk}ssm_out.weight", shape.inner)
 
-    def _plan_conv(self, blk: str, more: bool) -> None:
+    def _plan_conv(self, blk: str, more_bits: bool) -> None:
         dim = self.shape.dim
         self._typed(f"{blk}shortconv.in_proj.weight", 3 * dim, dim)
         self._floats(f"{blk}shortconv.conv.weight", dim, 3, 0.5)
         self._out(f"{blk}shortconv.out_proj.weight", dim)
 
-    def _plan_dense(self, blk: str, more: bool) -> None:
+    def _plan_dense(self, blk: str, more_bits: bool) -> None:
         self._ffn_norm(blk)
-        self._plan_gated(blk, "", self.shape.dense, 1, more)
+        self._plan_gated(blk, "", self.shape.dense, 1, more_bits)
 
-    def _plan_experts(self, blk: str, more: bool) -> None:
+    def _plan_experts(self, blk: str, more_bits: bool) -> None:
         shape = self.shape
         make: Callable[[], Bytes] = lambda: self._router(blk)  # noqa: E731
         self._add(f"{blk}ffn_gate_inp.weight", shape.experts, shape.dim, make, block_type("F32"))
         if shape.architecture != "qwen35moe":
             self._floats(f"{blk}exp_probs_b.bias", 0, shape.experts, 0.0)
         if shape.ungated:
-            self._plan_ungated(blk, "_exps", shape.neurons, shape.experts, more)
-            self._plan_ungated(blk, "_shexp", shape.shared, 1, more)
+            self._plan_ungated(blk, "_exps", shape.neurons, shape.experts, more_bits)
+            self._plan_ungated(blk, "_shexp", shape.shared, 1, more_bits)
             return
         self._ffn_norm(blk)
-        self._plan_gated(blk, "_exps", shape.neurons, shape.experts, more)
+        self._plan_gated(blk, "_exps", shape.neurons, shape.experts, more_bits)
         if shape.shared:
-            self._plan_gated(blk, "_shexp", shape.shared, 1, more)
+            self._plan_gated(blk, "_shexp", shape.shared, 1, more_bits)
             self._floats(f"{blk}ffn_gate_inp_shexp.weight", 0, shape.dim, shape.dim**-0.5)
 
     def _ffn_norm(self, blk: str) -> None:
         name = "ffn_norm" if self.shape.tied else "post_attention_norm"
         self._norm(f"{blk}{name}.weight")
 
-    def _plan_gated(self, blk: str, end: str, neurons: int, experts: int, more: bool) -> None:
+    def _plan_gated(self, blk: str, end: str, neurons: int, experts: int, more_bits: bool) -> None:
         dim = self.shape.dim
         for part in ("gate", "up"):
             self._typed(f"{blk}ffn_{part}{end}.weight", experts * neurons, dim)
-        type = self.recipe.type_of(neurons, more=more)
+        type = self.recipe.type_of(neurons, more_bits=more_bits)
         self._typed(f"{blk}ffn_down{end}.weight", experts * dim, neurons, type)
 
-    def _plan_ungated(self, blk: str, end: str, neurons: int, experts: int, more: bool) -> None:
+    def _plan_ungated(self, blk: str, end: str, neurons: int, experts: int, more_bits: bool) -> None:
         dim, name = self.shape.dim, f"{blk}ffn_up{end}.weight"
-        some = min(DISTINCT, experts)
+        distinct = min(DISTINCT, experts)
 
         def copies(make: Callable[[str, int], Bytes], name: str) -> Bytes:
-            made = [make(f"{name} {i}", neurons) for i in range(some)]
-            return np.concatenate([made[i % some] for i in range(experts)])
+            made = [make(f"{name} {i}", neurons) for i in range(distinct)]
+            return np.concatenate([made[i % distinct] for i in range(experts)])
 
         self._add(name, experts * neurons, dim, lambda: copies(self._firing, name))
         down, by_neuron = f"{blk}ffn_down{end}.weight", self.recipe.layout == "by_neuron"
-        type = self.recipe.type_of(dim if by_neuron else neurons, more=more)
+        type = self.recipe.type_of(dim if by_neuron else neurons, more_bits=more_bits)
         size = (neurons, dim) if by_neuron else (dim, neurons)
         make = lambda name, neurons: self._zeroed_down(name, neurons, type)  # noqa: E731
         self._add(down, experts * size[0], size[1], lambda: copies(make, down), type)
@@ -372,15 +373,15 @@ def metadata(recipe: HybridRecipe) -> dict[str, Any]:
     if shape.architecture.startswith("qwen35"):
         keys |= {"full_attention_interval": 4, "rope.dimension_count": 64}
         keys["rope.dimension_sections"] = np.array([11, 11, 10, 0], np.int32)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "general.architecture": shape.architecture,
         "general.name": f"{shape.name}, {shape.layers} layers of random weights",
         "general.quantization_version": np.uint32(2),
     }
-    found |= {f"{shape.architecture}.{key}": _stored(value) for key, value in keys.items()}
+    facts |= {f"{shape.architecture}.{key}": _stored(value) for key, value in keys.items()}
     if recipe.layout == "by_neuron":
-        found["hotcold.ffn.down_layout"] = "by_neuron"
-    return found | synthetic_vocabulary(shape.vocab)
+        facts["hotcold.ffn.down_layout"] = "by_neuron"
+    return facts | synthetic_vocabulary(shape.vocab)
 
 
 def _stored(value: Any) -> Any:

@@ -158,11 +158,11 @@ class LlamaCpp:
 
     def surprise(self, windows: list[list[int]]) -> float:
         """As ours, with the settings of generation."""
-        found: list[float] = []
+        losses: list[float] = []
         for window in windows:
             for row, following in zip(self.logits(window), window[1:], strict=False):
-                found.append(-float(log_softmax(row)[following]))
-        return float(np.mean(found))
+                losses.append(-float(log_softmax(row)[following]))
+        return float(np.mean(losses))
 
     def logits(self, window: list[int]) -> Any:
         """Returns those after each token, ``[tokens, V]``: a view, valid until anything else is computed."""
@@ -209,12 +209,12 @@ class LlamaCpp:
         plan = self.plan
         if kind == "single":  # with as many sequences as _fill needs
             copies = max([1, *(depth // FILL for depth in plan.depths)])
-            found = {"n_ctx": plan.context, "n_seq_max": copies, "kv_unified": True}
-            return found | {"n_batch": max(2048, *plan.prompts, 1), "n_ubatch": 512}
+            sizes = {"n_ctx": plan.context, "n_seq_max": copies, "kv_unified": True}
+            return sizes | {"n_batch": max(2048, *plan.prompts, 1), "n_ubatch": 512}
         positions = -(-(plan.parallel_prompt + plan.parallel_generate + 8) // 256) * 256
         batch = max(512, plan.sequences * plan.parallel_prompt)
-        found = {"n_ctx": plan.sequences * positions, "n_seq_max": plan.sequences}
-        return found | {"n_batch": batch, "n_ubatch": batch}
+        sizes = {"n_ctx": plan.sequences * positions, "n_seq_max": plan.sequences}
+        return sizes | {"n_batch": batch, "n_ubatch": batch}
 
     def _prepare(self, measure: str, seed: int, flash: str) -> Run:
         plan, n = self.plan, number(measure)

@@ -6,8 +6,8 @@ in other types down by output is quantised once more).
 
 In a sparse file the weights *cause* the activity: the last 256 dimensions of the residual stream are
 reserved; each token's embedding has random features there which attention and FFN never overwrite, and a
-constant. Gate row i is a random direction over the features and a bias on the constant, chosen so that it
-fires for a share p_i of the tokens; p_i falls as a power law with the given mean. Over the other dimensions
+constant. Gate row i is a random direction over the features and a bias on the constant, chosen so that it is
+active for a share p_i of the tokens; p_i falls as a power law with the given mean. Over the other dimensions
 gate rows are small noise. An ungated model is llama.cpp's ``arcee`` (squared ReLU): its up rows do what gate
 rows do elsewhere. Which experts a router chooses follows from the features, too.
 
@@ -46,7 +46,7 @@ FEATURE = 0.875
 #: Standard deviation of the unreserved part of an embedding, and of what one layer's attention or FFN adds to
 #: it, against features of 1: small, so that the norm hardly changes from layer to layer.
 EMBEDDING_STD, UPDATE_STD = 0.1, 0.02
-POWER = 0.8  #: neuron of rank r fires in proportion to r ** -POWER
+POWER = 0.8  #: neuron of rank r is active in proportion to r ** -POWER
 #: PowerInfer's predictors run through its ordinary matrix product; its sparse FFN takes F16 and Q4_0 alone.
 PREDICTOR_TYPES = ("F32", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 POWERINFER_TYPES = ("F16", "Q4_0")
@@ -85,7 +85,7 @@ ROUTER_STD = 0.15  #: of a router's weights over the features: logits of about 2
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model to write. ``active`` is the mean share of neurons that fire; None makes a dense SiLU
+    """The model to write. ``active`` is the mean share of active neurons; None makes a dense SiLU
     model."""
 
     shape: Shape
@@ -121,7 +121,7 @@ class Recipe:
 
     @property
     def deciding(self) -> str:
-        """The matrix whose rows say which neurons fire."""
+        """The matrix whose rows say which neurons are active."""
         return "ffn_gate" if self.gated else "ffn_up"
 
     @property
@@ -370,15 +370,15 @@ class Weights(Mapping[str, Tensor]):
         return rows
 
     def _biases(self, rng: np.random.Generator, gates: Floats) -> npt.NDArray[np.float64]:
-        """With which the rows fire for a share of the tokens that falls as a power law of mean ``active``:
-        counted on some tokens."""
+        """With which the rows are active for a share of the tokens that falls as a power law of mean
+        ``active``: counted on some tokens."""
         sample = quantise(self._features[rng.integers(0, self.shape.vocab, 2000)], self.type).dequantise()
         assert self.recipe.active is not None
         shares = rng.permutation(power_law(len(gates), self.recipe.active))
         rank = np.clip(((1 - shares) * len(sample)).astype(int), 0, len(sample) - 1)
         firing = np.sort(gates @ sample.T)  # [N, tokens], before the bias
-        found: npt.NDArray[np.float64] = -np.take_along_axis(firing, rank[:, None], axis=1)[:, 0]
-        return found
+        biases: npt.NDArray[np.float64] = -np.take_along_axis(firing, rank[:, None], axis=1)[:, 0]
+        return biases
 
     def _first_factor(self, type: BlockType) -> Bytes:
         return quantise(reserved_dimensions(self.shape.dim), type).data
@@ -422,12 +422,12 @@ def metadata(recipe: Recipe, name: str) -> dict[str, Any]:
         f"{architecture}.vocab_size": np.uint32(shape.vocab),
     }
     if shape.experts:
-        own = {
+        sizes = {
             "expert_count": shape.experts, "expert_used_count": shape.chosen,
             "expert_feed_forward_length": shape.neurons, "attention.key_length": shape.head_dim,
             "attention.value_length": shape.head_dim,
         }  # fmt: skip
-        keys |= {f"{architecture}.{key}": np.uint32(value) for key, value in own.items()}
+        keys |= {f"{architecture}.{key}": np.uint32(value) for key, value in sizes.items()}
     if recipe.layout == "pwri":
         keys["powerinfer.sparse_threshold"] = np.float32(0)
     elif recipe.active is not None and recipe.gated:
@@ -476,8 +476,8 @@ def write(path: Path, recipe: Recipe) -> None:
     with open_gguf(path) as file:
         for layer in range(recipe.shape.layers):
             gate = file.load(f"blk.{layer}.ffn_gate_exps.weight").data
-            own = np.ascontiguousarray(gate[:, -type.row_bytes(RESERVED) :])
-            second, none = Tensor(type, (len(gate), RESERVED), own), np.zeros(len(gate), np.float32)
+            columns = np.ascontiguousarray(gate[:, -type.row_bytes(RESERVED) :])
+            second, none = Tensor(type, (len(gate), RESERVED), columns), np.zeros(len(gate), np.float32)
             layers.append(PredictorTensors(first, second, none, relu=False))
         facts = {"input": "normed"}
         write_sidecar(path.with_suffix(".predictor.gguf"), file.fingerprint(), layers, facts)

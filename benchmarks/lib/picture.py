@@ -36,11 +36,11 @@ def svg(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     types = summary["types"]
     measures = list(dict.fromkeys(measure for each in types.values() for measure in each))
     values = {
-        (type, measure, name): found["median"]
-        for type, each in types.items()
-        for measure, row in each.items()
+        (type, measure, name): ratio["median"]
+        for type, rows in types.items()
+        for measure, row in rows.items()
         for name in BARS
-        if (found := row["ratios"].get(f"{name}_over_llama_cpp"))
+        if (ratio := row["ratios"].get(f"{name}_over_llama_cpp"))
     }
     names = [name for name in BARS if any(key[2] == name for key in values)]
     heights = {type: BAR * max(1, len(_bars(values, type, measures, names))) + GAP for type in types}

@@ -82,12 +82,12 @@ class LlamaBench:
         n, steps = number(measure), self.plan.generate
         repeat = "1" if n > FILL else "3"
         if measure.startswith("prompt"):
-            what, tokens = ["-p", str(n), "-n", "0"], n
+            arguments, tokens = ["-p", str(n), "-n", "0"], n
         elif n:
-            what, tokens = ["-p", "0", "-n", "0", "-gp", f"{n},{steps}"], steps
+            arguments, tokens = ["-p", "0", "-n", "0", "-gp", f"{n},{steps}"], steps
         else:
-            what, tokens = ["-p", "0", "-n", str(steps)], steps
-        (test,) = run_llama_bench([*self._command, "-rtr", repack, "-r", repeat, *what], 600)
+            arguments, tokens = ["-p", "0", "-n", str(steps)], steps
+        (test,) = run_llama_bench([*self._command, "-rtr", repack, "-r", repeat, *arguments], 600)
         return Measured(tokens, tokens / test["tok_s"])
 
 
@@ -118,10 +118,10 @@ class PowerInfer:
 
     def _run(self, seed: int) -> Measured:
         report = run([*self._command, "-s", str(seed)], 600).stderr
-        found = self.PATTERN.search(report)
-        if found is None:
+        match = self.PATTERN.search(report)
+        if match is None:
             raise RuntimeError(f"PowerInfer's report is not understood: {report[-200:]}")
-        return Measured(int(found[2]), float(found[1]) / 1000)
+        return Measured(int(match[2]), float(match[1]) / 1000)
 
 
 class OpenVINO:

@@ -44,12 +44,12 @@ class Sample:
 def ratios(samples: Sequence[Sample], above: str, below: str) -> list[float]:
     """Returns the ratios of one type and measure, within rounds, without those in which another process had a
     processor."""
-    found = {(each.round, each.contestant): each.tok_s for each in samples if each.state != "busy"}
-    rounds = sorted({round for round, _ in found})
+    speeds = {(sample.round, sample.contestant): sample.tok_s for sample in samples if sample.state != "busy"}
+    rounds = sorted({round for round, _ in speeds})
     return [
-        found[round, above] / found[round, below]
+        speeds[round, above] / speeds[round, below]
         for round in rounds
-        if (round, above) in found and (round, below) in found
+        if (round, above) in speeds and (round, below) in speeds
     ]
 
 
@@ -71,19 +71,19 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
 def spread(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
-    found = {"median": statistics.median(values), "low": min(values), "high": max(values)}
-    return {name: round(value, 4) for name, value in found.items()} | {"n": len(values)}
+    figures = {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    return {name: round(value, 4) for name, value in figures.items()} | {"n": len(values)}
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
     """By type and measure: ``tok_s`` and ``probe_share`` of each contestant, ``ratios`` as
     compared, and of peers to llama.cpp; all with median, low, high and n. ``losing`` names what of ours is
     slower."""
-    found: dict[str, Any] = {}
+    rows_by_type: dict[str, Any] = {}
     losing: list[str] = []
     for type, measure in dict.fromkeys((each.type, each.measure) for each in samples):
-        own = [each for each in samples if (each.type, each.measure) == (type, measure)]
-        by = {name: [each for each in own if each.contestant == name] for name in NAMES}
+        of_measure = [each for each in samples if (each.type, each.measure) == (type, measure)]
+        by = {name: [each for each in of_measure if each.contestant == name] for name in NAMES}
         row: dict[str, Any] = {"tok_s": {}, "probe_share": {}, "ratios": {}}
         for name, mine in by.items():
             if mine:
@@ -92,13 +92,13 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
                 row["probe_share"][name] = spread(shares)
         for below, ours in COMPARED.items():
             for above in (*NAMES,) if below == "llama_cpp" else ours:
-                pairs = spread(ratios(own, above, below))
+                pairs = spread(ratios(of_measure, above, below))
                 if pairs is not None and above != below:
                     row["ratios"][f"{above}_over_{below}"] = pairs
                     if pairs["median"] < 1 and above in OURS:
                         losing.append(f"{type}, {measure}: {above} over {below} {pairs['median']:.2f}")
-        found.setdefault(type, {})[measure] = row
-    return {"types": found, "losing": losing}
+        rows_by_type.setdefault(type, {})[measure] = row
+    return {"types": rows_by_type, "losing": losing}
 
 
 def markdown(samples: Sequence[Sample], settings: Mapping[str, Any]) -> str:
@@ -130,18 +130,18 @@ def _short(name: str) -> str:
 
 
 def _speed(row: Mapping[str, Any], name: str, measure: str) -> str:
-    found = row["tok_s"].get(name)
-    if found is None:
+    figures = row["tok_s"].get(name)
+    if figures is None:
         return "-"
-    speed = f"{found['median']:.0f}" if found["median"] >= 100 else f"{found['median']:.1f}"
+    speed = f"{figures['median']:.0f}" if figures["median"] >= 100 else f"{figures['median']:.1f}"
     share = row["probe_share"].get(name)
     return f"{speed} ({share['median']:.2f})" if share and measure.startswith("decode") else speed
 
 
-def _ratio(found: Mapping[str, float] | None) -> str:
+def _ratio(ratio: Mapping[str, float] | None) -> str:
     """Bold where it loses."""
-    if found is None:
+    if ratio is None:
         return "-"
-    text = f"{found['median']:.2f}"
-    marked = f"**{text}**" if found["median"] < 1 else text
-    return f"{marked} ({found['low']:.2f} to {found['high']:.2f})"
+    text = f"{ratio['median']:.2f}"
+    marked = f"**{text}**" if ratio["median"] < 1 else text
+    return f"{marked} ({ratio['low']:.2f} to {ratio['high']:.2f})"

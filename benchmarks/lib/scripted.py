@@ -120,8 +120,8 @@ class Exchange:
 class Recorder:
     """Notes what passes to an application and back."""
 
-    def __init__(self, app: ASGIApp, found: list[Exchange]) -> None:
-        self._app, self._found = app, found
+    def __init__(self, app: ASGIApp, exchanges: list[Exchange]) -> None:
+        self._app, self._exchanges = app, exchanges
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -131,7 +131,7 @@ class Recorder:
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         known = {name: value for name, value in headers.items() if name not in _SECRET}
         exchange = Exchange(scope["method"], scope["path"] + query, known)
-        self._found.append(exchange)
+        self._exchanges.append(exchange)
 
         async def record_request() -> Message:
             message = await receive()
@@ -158,7 +158,7 @@ def scripted_server(model: Path, template: str, answer: Callable[[str], str]) ->
     settings = Settings(port=0, log=False)
     sockets = listening_sockets(settings)
     host, port = sockets[0].getsockname()[:2]
-    found = Scripted(f"http://{host}:{port}")
+    scripted = Scripted(f"http://{host}:{port}")
     started = threading.Event()
     stops: list[Callable[[], object]] = []
 
@@ -166,7 +166,7 @@ def scripted_server(model: Path, template: str, answer: Callable[[str], str]) ->
         llm: Any = ScriptedLLM(model, template, answer)
         service = Service(llm, settings, "scripted")
         await service.load()
-        server = http_server(service, None, lambda app: Recorder(app, found.exchanges))
+        server = http_server(service, None, lambda app: Recorder(app, scripted.exchanges))
         stop = asyncio.Event()
         stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set))
         started.set()
@@ -179,7 +179,7 @@ def scripted_server(model: Path, template: str, answer: Callable[[str], str]) ->
     if not started.wait(60):
         raise SystemExit("the scripted server did not start")
     try:
-        yield found
+        yield scripted
     finally:
         stops[0]()
         thread.join(30)

@@ -47,15 +47,15 @@ def serving(arguments: list[str], log: Path, *, requests: bool = False) -> Itera
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdout is not None
     try:
-        found = None
+        address = None
         for line in process.stdout:
-            if found := re.search(r"http://\S+", line):
+            if address := re.search(r"http://\S+", line):
                 break
-        if found is None:
+        if address is None:
             raise SystemExit(
                 f"{' '.join(command)} ended with {process.wait()}: {log.read_text(encoding='utf-8')[-500:]}"
             )
-        yield ServerProcess(process, found[0])
+        yield ServerProcess(process, address[0])
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -69,15 +69,15 @@ def serving(arguments: list[str], log: Path, *, requests: bool = False) -> Itera
 
 def children(pid: int) -> list[int]:
     """The processes below one, on Linux."""
-    found: list[int] = []
+    ids: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             below = [int(child) for child in path.read_text().split()]
         except OSError:
             continue
         for child in below:
-            found += [child, *children(child)]
-    return found
+            ids += [child, *children(child)]
+    return ids
 
 
 def resident_bytes(pid: int) -> int:

@@ -32,8 +32,8 @@ def sparsity_picture(title: str, curves: Sequence[Curve], level: tuple[str, floa
     def y_of(value: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * math.log(min(value, high) / low) / math.log(high / low)
 
-    def text(x: float, y: float, words: str, more: str = 'text-anchor="middle"') -> str:
-        return f'<text x="{x:.0f}" y="{y:.0f}" {more}>{html.escape(words)}</text>'
+    def text(x: float, y: float, words: str, attributes: str = 'text-anchor="middle"') -> str:
+        return f'<text x="{x:.0f}" y="{y:.0f}" {attributes}>{html.escape(words)}</text>'
 
     middle = (_LEFT + _RIGHT) / 2
     turned = 'text-anchor="middle" transform="rotate(-90)"'

@@ -57,12 +57,12 @@ def _deviations(file: GGUFFile, text: str) -> list[tuple[Floats, float]]:
     """By layer, each gate's standard deviation and the mean length of the residual stream."""
     model = load(None, LoadOptions(threads=1, gpu="off"))
     windows = text_windows(model.tokenizer, text, model.context)[:_WINDOWS]
-    found = []
+    deviations = []
     for layer, inputs in enumerate(ffn_inputs(model, windows, {"normed", "residual"})):
         gate = file.load(f"blk.{layer}.ffn_gate.weight").dequantise()
         length = np.linalg.norm(inputs["residual"], axis=1).mean()
-        found.append(((inputs["normed"] @ gate.T).std(axis=0), float(length)))
-    return found
+        deviations.append(((inputs["normed"] @ gate.T).std(axis=0), float(length)))
+    return deviations
 
 
 class _Twin:
@@ -83,7 +83,7 @@ class _Twin:
         size = np.sqrt(FEATURES * (embedding**2).sum(axis=1).mean())
         features = self.random.standard_normal((len(embedding), self.rest.shape[1]))
         features *= size / np.linalg.norm(features, axis=1, keepdims=True)
-        found = {
+        by_name = {
             "token_embd.weight": _stored(embedding @ self.turn.T + features @ self.rest.T),
             "output_norm.weight": self._ones(),
             "output.weight": _stored(self._reading("token_embd.weight", "output_norm.weight")),
@@ -91,15 +91,15 @@ class _Twin:
         for layer, (deviation, length) in enumerate(self.deviations):
             blk = f"blk.{layer}."
             for norm in ("attn_norm", "ffn_norm"):
-                found[f"{blk}{norm}.weight"] = self._ones()
+                by_name[f"{blk}{norm}.weight"] = self._ones()
             for name in ("attn_q", "attn_k", "attn_v"):
-                found[f"{blk}{name}.weight"] = _stored(
+                by_name[f"{blk}{name}.weight"] = _stored(
                     self._reading(f"{blk}{name}.weight", f"{blk}attn_norm.weight")
                 )
             name = f"{blk}attn_output.weight"
-            found[name] = _stored(self.turn @ self._values(name))
-            found |= self._ffn(blk, deviation / (size * np.sqrt(len(self.turn)) / np.hypot(length, size)))
-        return found
+            by_name[name] = _stored(self.turn @ self._values(name))
+            by_name |= self._ffn(blk, deviation / (size * np.sqrt(len(self.turn)) / np.hypot(length, size)))
+        return by_name
 
     def _ffn(self, blk: str, moves: Floats) -> dict[str, Tensor]:
         """``moves`` ``[N]`` is the length of a gate's weights on features that moves it by its deviation."""
@@ -109,9 +109,9 @@ class _Twin:
         down = self._values(f"{blk}ffn_down.weight") @ self.turn.T / self.times  # by neuron
         copies = []
         for _ in range(self.times // 2):
-            own = self.random.standard_normal((len(gate), self.rest.shape[1])) @ self.rest.T
-            own *= NOISE * moves[:, None]
-            copies += [gate + own, gate - own]
+            noise = self.random.standard_normal((len(gate), self.rest.shape[1])) @ self.rest.T
+            noise *= NOISE * moves[:, None]
+            copies += [gate + noise, gate - noise]
         order = self.random.permutation(len(gate) * self.times)
         parts = {"gate": np.concatenate(copies), "up": np.tile(up, (self.times, 1))}
         parts["down"] = np.tile(down, (self.times, 1))

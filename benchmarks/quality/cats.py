@@ -62,11 +62,11 @@ def judged(
 ) -> dict[str, float]:
     divergence, loss, before, same, n = 0.0, 0.0, 0.0, 0, 0
     for window, right in zip(windows, whole, strict=True):
-        own, coming = log_probabilities(model, window), window[WHOLE + 1 :, None]
-        divergence += float((right.exp() * (right - own)).sum())
-        loss -= float(own.gather(1, coming).sum())
+        of_gates, coming = log_probabilities(model, window), window[WHOLE + 1 :, None]
+        divergence += float((right.exp() * (right - of_gates)).sum())
+        loss -= float(of_gates.gather(1, coming).sum())
         before -= float(right.gather(1, coming).sum())
-        same += int((own.argmax(-1) == right.argmax(-1)).sum())
+        same += int((of_gates.argmax(-1) == right.argmax(-1)).sum())
         n += len(coming)
     return {
         "kept": sum(each.kept for each in gates) / sum(each.all for each in gates),
@@ -98,23 +98,23 @@ def main() -> None:
     for layer in model.model.layers:
         gates.append(Gates(layer.mlp.act_fn))
         layer.mlp.act_fn = gates[-1]
-    found = []
+    rules = []
     with torch.inference_mode():
-        for each in gates:
-            each.recorded = []
+        for gate in gates:
+            gate.recorded = []
         for window in first:
             model(window[None])
-        values = [torch.cat(each.recorded or []).sort().values for each in gates]
-        for each in gates:
-            each.recorded = None
+        values = [torch.cat(gate.recorded or []).sort().values for gate in gates]
+        for gate in gates:
+            gate.recorded = None
         whole = [log_probabilities(model, window) for window in second]
         for share in args.shares:
-            for each, sizes in zip(gates, values, strict=True):
-                each.threshold, each.kept, each.all = float(sizes[int(share * len(sizes))]), 0, 0
-            found.append({"share": share} | judged(model, gates, second, whole))
+            for gate, sizes in zip(gates, values, strict=True):
+                gate.threshold, gate.kept, gate.all = float(sizes[int(share * len(sizes))]), 0, 0
+            rules.append({"share": share} | judged(model, gates, second, whole))
             line = "{share:.0%} left out: {nats:.3f} nats, perplexity x{perplexity_ratio:.3f}, "
-            print((line + "the same first token {same_first:.1%}").format(**found[-1]), flush=True)
-    print(json.dumps({"model": args.model.name, "text": args.file.name, "rules": found, "commit": commit()}))
+            print((line + "the same first token {same_first:.1%}").format(**rules[-1]), flush=True)
+    print(json.dumps({"model": args.model.name, "text": args.file.name, "rules": rules, "commit": commit()}))
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ def judge(model: str, case: Case, oracle: Any, ours: Any, plain: Any) -> tuple[s
 
 
 def try_all(name: str, parent: Path, kinds: set[str]) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = []
+    verdicts: list[dict[str, str]] = []
     folder = make_wrapper(parent, name) if name in WRAPPERS else copy_checkpoint(parent, name)
     checkpoint = Checkpoints(folder)
     published = json.loads((folder / "config.json").read_text())
@@ -232,14 +232,14 @@ def try_all(name: str, parent: Path, kinds: set[str]) -> list[dict[str, str]]:
         (at.folder / "config.json").write_text(json.dumps(case.config))
         oracle = at.oracle()
         verdict, why = judge(name, case, oracle, at.ours(), plain)
-        found.append(
+        verdicts.append(
             {"model": name, "change": case.change, "key": case.key, "verdict": verdict, "why": why[:300]}
         )
         return oracle
 
     first = attempt(Case("as published", "-", published), checkpoint)
     if isinstance(first, str):
-        return found
+        return verdicts
     model, plain = first
     saved = parent / f"{name}-saved"
     model.save_pretrained(saved)
@@ -267,14 +267,14 @@ def try_all(name: str, parent: Path, kinds: set[str]) -> list[dict[str, str]]:
         if table is not None:
             other_head = (0.3 * rng.standard_normal(table.shape)).astype(table.dtype)
             without = {key: values for key, values in arrays.items() if key != head}
-            for what, stored in (
+            for kind, stored in (
                 ("a head that differs", without | {head: other_head}),
                 ("no head", without),
             ):
                 write_safetensors(folder / "model.safetensors", stored)
-                for case in heads(published, what):
+                for case in heads(published, kind):
                     attempt(case, checkpoint)
-    return found
+    return verdicts
 
 
 def main() -> int:
@@ -293,18 +293,18 @@ def main() -> int:
     cases: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as parent:
         for name in names:
-            found = try_all(name, Path(parent), {*args.kinds})
-            cases += found
-            wrong = [each for each in found if each["verdict"].isupper()]
-            print(f"{name}: {dict(Counter(each['verdict'] for each in found))}", flush=True)
-            for each in wrong:
+            verdicts = try_all(name, Path(parent), {*args.kinds})
+            cases += verdicts
+            wrong = [case for case in verdicts if case["verdict"].isupper()]
+            print(f"{name}: {dict(Counter(case['verdict'] for case in verdicts))}", flush=True)
+            for case in wrong:
                 print(
-                    f"   {each['change']} {each['key']}: {each['verdict']}: {each['why'][:200]}", flush=True
+                    f"   {case['change']} {case['key']}: {case['verdict']}: {case['why'][:200]}", flush=True
                 )
     if args.json:
         args.json.write_text(json.dumps(cases, indent=0))
-    totals = Counter(each["verdict"] for each in cases)
-    by_model = {name: Counter(each["verdict"] for each in cases if each["model"] == name) for name in names}
+    totals = Counter(case["verdict"] for case in cases)
+    by_model = {name: Counter(case["verdict"] for case in cases if case["model"] == name) for name in names}
     print(json.dumps({"cases": len(cases), **totals, "models": by_model}))
     return any(verdict.isupper() for verdict in totals)
 

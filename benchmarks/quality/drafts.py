@@ -91,8 +91,8 @@ class Reckless(Speculation):
             coming = [*self._texts[request][len(request.output) :]][:n]
             drafts = [self._propose(id) for id in coming]
             if self._random.random() < 0.3 and n:
-                found = look_up(request, n)
-                drafts = [*found.tokens] if found else drafts
+                looked_up = look_up(request, n)
+                drafts = [*looked_up.tokens] if looked_up else drafts
             if drafts:
                 chosen[request] = drafts
                 spare -= len(drafts)
@@ -167,16 +167,16 @@ def some_requests(session: Session, case: Mapping[str, Any], tokens: int) -> lis
     for seed in range(case["batch"]):
         prompt = random.integers(3, vocab, 6)[random.integers(0, 6, 8 + seed)].tolist()
         params = SamplingParams(temperature=case["temperature"], seed=seed, repeat_penalty=1 + seed % 2 / 10)
-        more = max(tokens - 3 * seed, 8)  # so that rows become free in full batches, too
-        made.append(Request(Job(prompt, params, max_tokens=more, ignore_eos=True)))
+        max_tokens = max(tokens - 3 * seed, 8)  # so that rows become free in full batches, too
+        made.append(Request(Job(prompt, params, max_tokens=max_tokens, ignore_eos=True)))
     return made
 
 
 def differs(session: Session, case: Mapping[str, Any], tokens: int) -> tuple[int, int, int, int]:
     """Returns how many tokens were compared, how many differ, and the guesses, all and right ones."""
-    own, again = (some_requests(session, case, tokens) for _ in range(2))
-    Engine(session, reuse=False).run(own)
-    texts = {mine: its.output for mine, its in zip(again, own, strict=True)}
+    plain, again = (some_requests(session, case, tokens) for _ in range(2))
+    Engine(session, reuse=False).run(plain)
+    texts = {mine: its.output for mine, its in zip(again, plain, strict=True)}
     speculation = Reckless(texts, case["right"], session.model.config.vocab, seed=tokens)
     engine = Engine(session, speculation=speculation)
     random = np.random.default_rng(tokens)
@@ -187,7 +187,7 @@ def differs(session: Session, case: Mapping[str, Any], tokens: int) -> tuple[int
         if case["cancelled"] and random.random() < 0.05:
             engine.abort(again[int(random.integers(len(again)))])
     compared = wrong = 0
-    for mine, its in zip(again, own, strict=True):
+    for mine, its in zip(again, plain, strict=True):
         compared += len(mine.output)
         wrong += sum(a != b for a, b in zip(mine.output, its.output, strict=False))
         wrong += mine.finish_reason != "cancelled" and len(mine.output) != len(its.output)
@@ -207,10 +207,10 @@ def main() -> None:
 
 def chosen_gpu(asked: str | None) -> tuple[str, Sequence[str]]:
     """The GPU that cases use, and the places that there are."""
-    found = [gpu for gpu in find_gpus()[0] if not gpu.problem] if asked is None else []
-    if asked == "off" or (asked is None and not found):
+    gpus = [gpu for gpu in find_gpus()[0] if not gpu.problem] if asked is None else []
+    if asked == "off" or (asked is None and not gpus):
         return "", ("CPU",)
-    return asked or str(found[0].index), FACTORS["place"]
+    return asked or str(gpus[0].index), FACTORS["place"]
 
 
 def run(args: argparse.Namespace, stack: contextlib.ExitStack) -> None:
@@ -227,10 +227,10 @@ def run(args: argparse.Namespace, stack: contextlib.ExitStack) -> None:
         except UserError as error:
             print(f"left out: {case}: {error}")
             continue
-        found = differs(session, case, of_each)
-        sums += found
+        counts = differs(session, case, of_each)
+        sums += counts
         session.model.close()
-        print(" ".join(f"{name}={value}" for name, value in case.items()), *found, flush=True)
+        print(" ".join(f"{name}={value}" for name, value in case.items()), *counts, flush=True)
     names = ("compared", "different", "guessed", "accepted")
     print(json.dumps({**dict(zip(names, sums.tolist(), strict=True)), "commit": commit()}))
     sys.exit(int(sums[1] > 0))

@@ -100,8 +100,8 @@ def ours(model: Path, given: list[str], threads: int) -> tuple[list[list[int]], 
 
 
 def cosines(mine: Any, others: Any) -> dict[str, float]:
-    found = (mine.astype(np.float64) * others).sum(1)
-    return {"median": round(float(np.median(found)), 6), "least": round(float(found.min()), 6)}
+    products = (mine.astype(np.float64) * others).sum(1)
+    return {"median": round(float(np.median(products)), 6), "least": round(float(products.min()), 6)}
 
 
 def main() -> int:
@@ -114,16 +114,16 @@ def main() -> int:
     add("-t", "--threads", type=int, default=2)
     options = parser.parse_args()
     given = texts()
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, number in POOLINGS.items():
         with tempfile.TemporaryDirectory() as folder:
             vectors = []
             for decoded in (False, True):
                 path = write(options.model, Path(folder) / f"{decoded}.gguf", number, decoded)
-                own, mine = ours(path, given, options.threads)
+                our_tokens, mine = ours(path, given, options.threads)
                 their, others = theirs(options.llama, path, given, options.threads)
-                if own != their:
-                    raise SystemExit(f"the tokens differ: {own} and {their}")
+                if our_tokens != their:
+                    raise SystemExit(f"the tokens differ: {our_tokens} and {their}")
                 vectors += [mine, others]
         mine, others, mine_f32, others_f32 = vectors
         pairs = {
@@ -132,10 +132,10 @@ def main() -> int:
             "ours, decoded": (mine, mine_f32),
             "theirs, decoded": (others, others_f32),
         }
-        found[name] = {title: cosines(a, b) for title, (a, b) in pairs.items()}
-        for title, of in found[name].items():
+        by_name[name] = {title: cosines(a, b) for title, (a, b) in pairs.items()}
+        for title, of in by_name[name].items():
             print(f"{name:5} {title:27} {of}", flush=True)
-    print(json.dumps({"model": options.model.name, "texts": len(given), "cosines": found}))
+    print(json.dumps({"model": options.model.name, "texts": len(given), "cosines": by_name}))
     return 0
 
 

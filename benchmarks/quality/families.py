@@ -185,8 +185,8 @@ def write_trained(folder: Path, wide: GGUFFile, config: dict[str, Any]) -> dict[
         block, experts = f"{layer}block_sparse_moe.", config["num_local_experts"]
         out[f"{block}gate"] = np.random.default_rng(i).standard_normal((experts, len(q[0])))
         for expert in range(experts):
-            each = f"{block}experts.{expert}."
-            out |= {f"{each}w1": gate, f"{each}w3": up, f"{each}w2": down}
+            prefix = f"{block}experts.{expert}."
+            out |= {f"{prefix}w1": gate, f"{prefix}w3": up, f"{prefix}w2": down}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     arrays = {f"{name}.weight": values.astype(np.float32) for name, values in out.items()}
@@ -210,8 +210,8 @@ def with_tokenizer(path: Path, wide: GGUFFile, output: Path) -> None:
     """The converted file with the tokenizer of stories260K, which is no checkpoint's."""
     with open_gguf(path) as file:
         kept = {key: v for key, v in file.metadata.items() if not key.startswith("tokenizer.")}
-        own = {key: v for key, v in wide.metadata.items() if key.startswith("tokenizer.")}
-        write_gguf(output, kept | own, {name: file.load(name) for name in file.tensors})
+        tokenizer_keys = {key: v for key, v in wide.metadata.items() if key.startswith("tokenizer.")}
+        write_gguf(output, kept | tokenizer_keys, {name: file.load(name) for name in file.tensors})
 
 
 def drawn(model: Theirs, windows: int, length: int, seed: int) -> list[list[int]]:

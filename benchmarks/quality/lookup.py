@@ -122,8 +122,8 @@ def follow(prompt: Sequence[int], answer: Sequence[int], costs: Sequence[float])
     """Follows a text that is known already: no model runs. Costs are known, as in a process that has answered
     before; how often guesses are right is not."""
     speculation = Speculation([forced, look_up], len(costs) - 1, DECODE_ROWS)
-    for rows, each in [*enumerate(costs, 1)] * 10:
-        speculation.note(rows, each / 1000)
+    for rows, milliseconds in [*enumerate(costs, 1)] * 10:
+        speculation.note(rows, milliseconds / 1000)
     request = Request(Job(prompt, SamplingParams(temperature=0), max_tokens=len(answer) + 1))
     cost, steps = 0.0, 0
     while len(request.output) < len(answer):
@@ -200,7 +200,7 @@ def beside(args: argparse.Namespace, session: Session, kind: str) -> list[dict[s
     our rules do with its texts."""
     model = session.model
     chat = Chat(model.tokenizer, model.chat_metadata, model.name)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for most in (max(map(len, CURVES.values())) - 1, None):
         rows, same = [], []
         for task in TASKS[kind][: args.tasks]:
@@ -215,8 +215,8 @@ def beside(args: argparse.Namespace, session: Session, kind: str) -> list[dict[s
         print(f"llama-lookup, {limit}: {kind:8} {total.tokens:5} tokens; {total.text}", flush=True)
         print(f"our rules on these texts: {kind:8} {_described(same)}", flush=True)
         answers = [row._asdict() for row in rows]
-        found.append({"kind": kind, "most": most, "answers": answers, "ours": same})
-    return found
+        results.append({"kind": kind, "most": most, "answers": answers, "ours": same})
+    return results
 
 
 def measured(
@@ -225,7 +225,7 @@ def measured(
     """The figures of each answer of a kind."""
     model = session.model
     chat = Chat(model.tokenizer, model.chat_metadata, model.name)
-    found = []
+    measured_rows = []
     for i, task in enumerate(TASKS[kind][: args.tasks]):
         prompt = [*chat.ids([{"role": "user", "content": task}])]
         job = Job(prompt, SamplingParams(temperature=temperature, seed=i), max_tokens=args.tokens)
@@ -239,11 +239,11 @@ def measured(
             again = Request(job)
             row["real"] = seconds / answered(session, again, speculation_of(session))
             assert again.output == request.output, "guesses changed a text"
-        found.append(row)
+        measured_rows.append(row)
         print(
             f"{kind:8} T={temperature:<4} {_described([row])}{'  loops' if row['loops'] else ''}", flush=True
         )
-    return found
+    return measured_rows
 
 
 def _described(rows: Sequence[dict[str, Any]]) -> str:
@@ -278,20 +278,20 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
     for temperature in args.temperatures:
-        own = [row for kind in args.kinds for row in measured(session, args, kind, temperature)]
+        of_temperature = [row for kind in args.kinds for row in measured(session, args, kind, temperature)]
         for kind in args.kinds:
-            of_kind = [row for row in own if row["kind"] == kind]
+            of_kind = [row for row in of_temperature if row["kind"] == kind]
             if of_kind:
                 print(f"all of {kind:8} T={temperature:<4} {_described(of_kind)}")
-        straight = [row for row in own if not row["loops"]]
+        straight = [row for row in of_temperature if not row["loops"]]
         if straight:
             print(f"all without loops, T={temperature}: {_described(straight)}")
-        rows += own
+        rows += of_temperature
     if args.llama:
         theirs = [row for kind in args.kinds for row in beside(args, session, kind)]
     session.model.close()
-    found = {"model": args.model.name, "answers": rows, "llama.cpp": theirs, "commit": commit()}
-    print(json.dumps(found))
+    report = {"model": args.model.name, "answers": rows, "llama.cpp": theirs, "commit": commit()}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

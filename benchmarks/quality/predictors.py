@@ -72,8 +72,8 @@ LAYER_HEAD = (
 )
 
 
-def row(model: str, method: str, asked: str, found: Comparison) -> str:
-    fits, cost = [fit for fit in found.layers if fit.rank], found.measured
+def row(model: str, method: str, asked: str, comparison: Comparison) -> str:
+    fits, cost = [fit for fit in comparison.layers if fit.rank], comparison.measured
     mean = {name: statistics.mean(getattr(fit, name) for fit in fits) for name in vars(fits[0])}
     of_active = statistics.mean(fit.candidates / max(1e-9, fit.active) for fit in fits)
     ratio, low, high = (
@@ -109,7 +109,7 @@ def fitted(model: Path, method: str, recall: float, args: argparse.Namespace) ->
     if options["method"] == "train":
         training = TrainOptions(epochs=args.epochs, relu=method == "train-relu")
         options |= {"work": args.work / name, "training": training}
-    found = hotcold.fit_predictor(
+    comparison = hotcold.fit_predictor(
         model,
         args.text,
         output=output,
@@ -120,10 +120,10 @@ def fitted(model: Path, method: str, recall: float, args: argparse.Namespace) ->
         threads=args.threads,
         **options,
     )
-    print(row(model.stem, method, f"{recall:.5g}", found), flush=True)
+    print(row(model.stem, method, f"{recall:.5g}", comparison), flush=True)
     if args.layers:
-        print(f"\n{layers(found.layers)}\n", flush=True)
-    return {"model": model.stem, "asked": recall, **found.report(), "method": method}
+        print(f"\n{layers(comparison.layers)}\n", flush=True)
+    return {"model": model.stem, "asked": recall, **comparison.report(), "method": method}
 
 
 def bisected(model: Path, method: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -131,11 +131,11 @@ def bisected(model: Path, method: str, args: argparse.Namespace) -> Iterator[dic
     least, most = RECALLS
     for _ in range(args.bisect):
         recall = 1 - ((1 - least) * (1 - most)) ** 0.5
-        found = fitted(model, method, recall, args)
-        high = found["measured"]["ppl_ratio_high"]
+        result = fitted(model, method, recall, args)
+        high = result["measured"]["ppl_ratio_high"]
         passes = high is not None and high <= MOST_RATIO
         least, most = (least, recall) if passes else (recall, most)
-        yield found
+        yield result
 
 
 class LayerSearch:
@@ -209,13 +209,13 @@ def by_layer(model: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             continue
         sidecar = search.write([each.tensors for each in best])
         cost = hotcold.measure_predictor(model, sidecar, text, eval_tokens=tokens, threads=threads)
-        found = Comparison(
+        comparison = Comparison(
             cost.speed, cost.measured, [each.fit for each in best], [each.tensors for each in best]
         )
-        print(row(model.stem, BY_LAYER, f"KL {budget:g}", found), flush=True)
+        print(row(model.stem, BY_LAYER, f"KL {budget:g}", comparison), flush=True)
         if args.layers:
-            print(f"\n{layers(found.layers)}\n", flush=True)
-        yield {"model": model.stem, "method": BY_LAYER, "kl": budget, **found.report()}
+            print(f"\n{layers(comparison.layers)}\n", flush=True)
+        yield {"model": model.stem, "method": BY_LAYER, "kl": budget, **comparison.report()}
 
 
 def main() -> int:

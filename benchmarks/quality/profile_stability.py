@@ -2,10 +2,9 @@
 
     python benchmarks/quality/profile_stability.py TEXT OTHER... [-m MODEL] [--tokens 65536]
 
-For the first text: neurons that fire, their overlap from token to token, unions. For each other one: the part
-of the hottest 20 % of neurons that both have (0.2 by chance), and the part of the other's firings that the
-first's hottest 20 % cover, beside what its own would.
-"""
+For the first text: active neurons, their overlap from token to token, unions. For each other one: the part of
+the hottest 20 % of neurons that both have (0.2 by chance), and the part of the other's activations that the
+first's hottest 20 % cover, beside what its own would."""
 
 from __future__ import annotations
 
@@ -25,12 +24,13 @@ from hotcold.formats.gguf import open_gguf
 HOT = 0.2
 
 
-def profile(text: Path, more: list[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The command's report, and what it wrote: per layer the share of tokens for which each neuron fires."""
+def profile(text: Path, options: list[str]) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The command's report, and what it wrote: per layer the share of tokens for which each neuron is
+    active."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "x.profile.gguf"
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            assert cli.main(["profile", "-f", str(text), "-o", str(out), "--json", *more]) == 0
+            assert cli.main(["profile", "-f", str(text), "-o", str(out), "--json", *options]) == 0
         with open_gguf(out) as file:
             firing = [file.load(f"blk.{i}.profile").dequantise() for i in range(len(file.tensors))]
     return json.loads(printed.getvalue().splitlines()[-1]), firing
@@ -56,9 +56,9 @@ def main() -> None:
     parser.add_argument("-m", "--model")
     parser.add_argument("--tokens", default="65536")
     args = parser.parse_args()
-    more = ["--tokens", args.tokens, *(["-m", args.model] if args.model else [])]
-    found = {path.name: profile(path, more) for path in args.texts}
-    (name, (report, first)), *others = found.items()
+    options = ["--tokens", args.tokens, *(["-m", args.model] if args.model else [])]
+    profiles = {path.name: profile(path, options) for path in args.texts}
+    (name, (report, first)), *others = profiles.items()
     columns = [key for key in report if key in ("active", "hottest_fifth", "overlap") or key[:6] == "union_"]
     print(
         f"{name}, {report['tokens']} tokens\n| layer | {' | '.join(columns)} |\n|---{'|---' * len(columns)}|"
@@ -68,13 +68,13 @@ def main() -> None:
     compared = {other: compare(first, firing) for other, (_, firing) in others}
     for other, rows in compared.items():
         print(
-            f"\n{other}, {found[other][0]['tokens']} tokens\n| layer | hottest 20 % that are the same ",
+            f"\n{other}, {profiles[other][0]['tokens']} tokens\n| layer | hottest 20 % that are the same ",
             end="",
         )
-        print("| of its firings the first's cover | its own would |\n|---|---|---|---|")
+        print("| of its activations the first's cover | its own would |\n|---|---|---|---|")
         for i, row in enumerate(zip(*rows.values(), strict=True)):
             print(f"| {i} | {' | '.join(f'{share:.1%}' for share in row)} |")
-    reports = {each: {key: found[each][0][key] for key in ("tokens", *columns)} for each in found}
+    reports = {each: {key: profiles[each][0][key] for key in ("tokens", *columns)} for each in profiles}
     print(json.dumps({"first": name, "profiles": reports, "compared": compared}))
 
 

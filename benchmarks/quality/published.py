@@ -97,10 +97,10 @@ def compare(path: Path, text: str, args: argparse.Namespace, folder: Path) -> di
             next_tokens = window[at + 1 : at + 1 + len(true)]
             nll["float32"].append(-expected[rows, next_tokens])
             for name, logits in zip(others, rest, strict=True):
-                found = log_softmax(logits)
-                nll[name].append(-found[rows, next_tokens])
-                kl[name].append((np.exp(expected) * (expected - found)).sum(axis=1))
-                same[name].append(found.argmax(axis=1) == expected.argmax(axis=1))
+                log_probabilities = log_softmax(logits)
+                nll[name].append(-log_probabilities[rows, next_tokens])
+                kl[name].append((np.exp(expected) * (expected - log_probabilities)).sum(axis=1))
+                same[name].append(log_probabilities.argmax(axis=1) == expected.argmax(axis=1))
             at += len(true)
     plain.unlink()
     surprise = {name: np.concatenate(each) for name, each in nll.items()}

@@ -91,26 +91,26 @@ def perplexity_there(path: Path, windows: list[list[int]], args: argparse.Namesp
         str(path), n_ctx=args.context, n_batch=args.context, n_threads=args.threads,
         n_threads_batch=args.threads, logits_all=True, verbose=False,
     )  # fmt: skip
-    found: list[float] = []
+    losses: list[float] = []
     for window in windows:
         model.reset()
         model.eval(window)
         for row, following in zip(model.scores, window[1:], strict=False):
-            found.append(-float(log_softmax(np.array(row))[following]))
-    return float(np.exp(np.mean(found)))
+            losses.append(-float(log_softmax(np.array(row))[following]))
+    return float(np.exp(np.mean(losses)))
 
 
 def perplexity_here(path: Path, windows: list[list[int]], args: argparse.Namespace) -> float:
     options = LoadOptions(sparsity="off", threads=args.threads, context=args.context, gpu="off")
     scorer = Scorer(load(path, options).session())
-    found: list[float] = []
+    losses: list[float] = []
     for window in windows:
         at = 1
         for rows in scorer.logits(window):
             chances = log_softmax(np.array(rows))
-            found += [-float(row[token]) for row, token in zip(chances, window[at:], strict=False)]
+            losses += [-float(row[token]) for row, token in zip(chances, window[at:], strict=False)]
             at += len(chances)
-    return float(np.exp(np.mean(found)))
+    return float(np.exp(np.mean(losses)))
 
 
 def compare(source: Path, type: str, windows: list[list[int]], args: argparse.Namespace, folder: Path) -> Any:

@@ -105,10 +105,10 @@ def divergence(path: Path, base: list[Floats], windows: Windows, args: argparse.
     for log_q, log_p, window in zip(log_probabilities(path, windows, args), base, windows, strict=True):
         at = np.arange(len(log_q)), np.array(window[1:])
         kl = (np.exp(log_p) * (log_p - log_q)).sum(axis=1, dtype=np.float64)
-        for column, each in zip(
+        for column, figures in zip(
             columns, (kl, log_q.argmax(1) == log_p.argmax(1), -log_q[at], -log_p[at]), strict=True
         ):
-            column.append(each)
+            column.append(figures)
     return Divergence(*(np.concatenate(column) for column in columns))
 
 
@@ -132,9 +132,9 @@ def compare(ours: Divergence, theirs: Divergence) -> dict[str, Any]:
 
 def row(report: dict[str, Any]) -> str:
     def figures(name: str) -> list[str]:
-        found = report[name]
-        low, high = found["ppl_ratio_low"] or 0, found["ppl_ratio_high"] or float("inf")
-        return [f"{found['kl_mean']:.3g}", f"{found['ppl_ratio']:.4f} [{low:.4f}, {high:.4f}]"]
+        result = report[name]
+        low, high = result["ppl_ratio_low"] or 0, result["ppl_ratio_high"] or float("inf")
+        return [f"{result['kl_mean']:.3g}", f"{result['ppl_ratio']:.4f} [{low:.4f}, {high:.4f}]"]
 
     (kl, ppl), (kl_theirs, ppl_theirs) = figures("hotcold"), figures("llama_cpp")
     pair = report["pair"]

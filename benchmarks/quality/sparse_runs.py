@@ -44,12 +44,12 @@ ROWS = {
 
 def losses(model: Any, windows: Any) -> Any:
     """The mean surprise of each window, nats."""
-    found = []
+    values = []
     with torch.no_grad():
         for window in windows:
             batch = {key: torch.from_numpy(each[None]) for key, each in inputs_and_labels(window).items()}
-            found.append(float(model.eval()(**batch).loss))
-    return np.array(found)
+            values.append(float(model.eval()(**batch).loss))
+    return np.array(values)
 
 
 def interval(ours: Any, control: Any) -> list[float]:

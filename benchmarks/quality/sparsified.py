@@ -176,8 +176,8 @@ def checkpoints(args: argparse.Namespace) -> dict[str, Path]:
     if not control.exists():
         train(twin, control, args.further, args.further_rate, args)
     folders = {"SwiGLU": control}
-    for each in args.sparse:
-        activation, _, weight = each.partition("=")
+    for argument in args.sparse:
+        activation, _, weight = argument.partition("=")
         folder = folders[f"{activation}, L1 {weight}"] = args.out / f"{activation}-{weight}"
         if folder.exists():
             continue
@@ -205,14 +205,15 @@ def main() -> int:
     curves = []
     for name, folder in folders.items():
         perplexity, zeros = judge(folder, args)
-        found = {"perplexity": perplexity(0.0), "zeros": zeros()}
-        found["over_control"] = found["perplexity"] / results.get("SwiGLU", found)["perplexity"]
+        figures = {"perplexity": perplexity(0.0), "zeros": zeros()}
+        figures["over_control"] = figures["perplexity"] / results.get("SwiGLU", figures)["perplexity"]
         points = [(share, perplexity(share)) for share in MASKED]
         curves.append(Curve(name, points))
-        results[name] = {**found, "masked": dict(points)}
-        ratio = f"{found['over_control']:.4f} of the control's"
+        results[name] = {**figures, "masked": dict(points)}
+        ratio = f"{figures['over_control']:.4f} of the control's"
         print(
-            f"{name}: zeros {found['zeros']:.1%}, perplexity {found['perplexity']:.3f}, {ratio}", flush=True
+            f"{name}: zeros {figures['zeros']:.1%}, perplexity {figures['perplexity']:.3f}, {ratio}",
+            flush=True,
         )
     title = "Perplexity when each token's smallest activations are left out"
     (args.out / "masked.svg").write_text(sparsity_picture(title, curves))

@@ -134,16 +134,16 @@ class Client:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **body: Any
     ) -> dict[str, Any]:
         """The chat's message, and the reason of its end."""
-        more = {"tools": tools} if tools else {}
-        sent = {"messages": messages, "max_tokens": self.most, **more, **body}
+        tool_fields = {"tools": tools} if tools else {}
+        sent = {"messages": messages, "max_tokens": self.most, **tool_fields, **body}
         choice = self.post("/v1/chat/completions", sent)["choices"][0]
         return {**choice["message"], "finish_reason": choice["finish_reason"]}
 
     def plain(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **body: Any) -> str:
         """Returns the text that the model writes after the same prompt without a grammar."""
         prompt = self.post("/apply-template", {"messages": messages, "tools": tools})["prompt"]
-        found: str = self.post("/completion", {"prompt": prompt, "n_predict": self.most, **body})["content"]
-        return found
+        content: str = self.post("/completion", {"prompt": prompt, "n_predict": self.most, **body})["content"]
+        return content
 
 
 def asking(question: str, system: str = "") -> list[dict[str, Any]]:
@@ -156,11 +156,11 @@ def calls(message: dict[str, Any]) -> list[list[str]]:
     return [[each["name"], each["arguments"]] for each in functions]
 
 
-def wrong_calls(found: list[list[str]], tools: list[dict[str, Any]]) -> list[str]:
+def wrong_calls(calls: list[list[str]], tools: list[dict[str, Any]]) -> list[str]:
     """Why calls do not match their schemas."""
     schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
     reasons = []
-    for name, arguments in found:
+    for name, arguments in calls:
         try:
             jsonschema_rs.validate(schemas[name], json.loads(arguments))
         except (ValueError, KeyError, jsonschema_rs.ValidationError) as error:
@@ -171,7 +171,7 @@ def wrong_calls(found: list[list[str]], tools: list[dict[str, Any]]) -> list[str
 def asked(
     client: Client, questions: tuple[str, ...], temperature: float, system: str
 ) -> list[dict[str, Any]]:
-    found = []
+    entries = []
     for seed, question in enumerate(questions):
         sampling = {"temperature": temperature, "seed": seed}
         written = client.plain(asking(question, system), FOUR, **sampling)
@@ -187,18 +187,18 @@ def asked(
             **({"text": message["content"][:MOST_SHOWN]} if not calls(message) else {}),
         }
         print(json.dumps(entry, ensure_ascii=False), file=sys.stderr, flush=True)
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def ten(client: Client) -> dict[str, Any]:
     """Tools with ``auto`` and ``required``, and their schemas as formats of an answer."""
-    tools = [each for each, _ in TEN]
-    found: dict[str, Any] = {kind: [] for kind in TEN_KINDS}
-    for each, question in TEN:
+    tools = [tool for tool, _ in TEN]
+    by_kind: dict[str, Any] = {kind: [] for kind in TEN_KINDS}
+    for tool, question in TEN:
         for choice in ("auto", "required"):
             message = client.chat(asking(question), tools, tool_choice=choice, temperature=0)
-            found[f"ten_{choice}"].append(
+            by_kind[f"ten_{choice}"].append(
                 {
                     "question": question,
                     "calls": calls(message),
@@ -206,20 +206,20 @@ def ten(client: Client) -> dict[str, Any]:
                     "wrong": wrong_calls(calls(message), tools),
                 }
             )
-        schema = each["function"]["parameters"]
+        schema = tool["function"]["parameters"]
         format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         messages = asking(f"{question} Answer as JSON.")
         message = client.chat(messages, [], response_format=format, temperature=0)
-        name = each["function"]["name"]
+        name = tool["function"]["name"]
         wrong = wrong_calls([[name, message["content"]]], tools)
-        found["ten_schemas"].append({"question": question, "text": message["content"], "wrong": wrong})
-    return found
+        by_kind["ten_schemas"].append({"question": question, "text": message["content"], "wrong": wrong})
+    return by_kind
 
 
-def counts(found: dict[str, Any]) -> dict[str, Any]:
+def counts(by_kind: dict[str, Any]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for kind in KINDS:
-        entries = found.get(kind, [])
+        entries = by_kind.get(kind, [])
         begun = [each for each in entries if each["begins_with_call"]]
         summary[kind] = {
             "requests": len(entries),
@@ -229,7 +229,7 @@ def counts(found: dict[str, Any]) -> dict[str, Any]:
             "arguments_wrong": sum(bool(each["wrong"]) for each in entries),
         }
     for kind in TEN_KINDS:
-        entries = found.get(kind, [])
+        entries = by_kind.get(kind, [])
         summary[kind] = {
             "requests": len(entries),
             "called": sum(bool(each.get("calls")) for each in entries),
@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="a file for all texts")
     parser.add_argument("--only", choices=[*KINDS, "ten"], help="one kind of requests")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(["-m", options.model, "-c", "4096"], Path(folder) / "log") as server,
@@ -265,13 +265,13 @@ def main() -> None:
         client = Client(server.url, options.tokens)
         for kind, (questions, system) in KINDS.items():
             if options.only in (None, kind):
-                found[kind] = [each for heat in HEATS for each in asked(client, questions, heat, system)]
+                by_kind[kind] = [entry for heat in HEATS for entry in asked(client, questions, heat, system)]
         if options.only in (None, "ten"):
-            found |= ten(client)
-    summary = {"model": Path(options.model).name, "counts": counts(found)}
+            by_kind |= ten(client)
+    summary = {"model": Path(options.model).name, "counts": counts(by_kind)}
     if options.output is not None:
         # Models write paths, and the repository's rules allow none of one machine.
-        text = as_lines({**summary, **found}).replace("/home/", "\\u002fhome/")
+        text = as_lines({**summary, **by_kind}).replace("/home/", "\\u002fhome/")
         options.output.write_text(text, encoding="utf-8")
     print(json.dumps(summary))
 

@@ -208,11 +208,11 @@ def run(agent: Agent, url: str, home: Path) -> tuple[str, int, bool]:
 
 def kept(exchanges: list[Exchange], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for number, each in enumerate(exchanges):
-        asked = {"headers": each.headers, "body": json.loads(each.body or b"null")}
+    for number, exchange in enumerate(exchanges):
+        asked = {"headers": exchange.headers, "body": json.loads(exchange.body or b"null")}
         (folder / f"{number:02}-request.json").write_text(json.dumps(asked), encoding="utf-8")
-        head = f"{each.method} {each.path} {each.status}\n".encode()
-        (folder / f"{number:02}-answer.txt").write_bytes(head + each.reply)
+        head = f"{exchange.method} {exchange.path} {exchange.status}\n".encode()
+        (folder / f"{number:02}-answer.txt").write_bytes(head + exchange.reply)
 
 
 def main() -> int:
@@ -224,7 +224,7 @@ def main() -> int:
     add("--only", nargs="+", choices=AGENTS, default=[*AGENTS])
     add("--record", type=Path, metavar="FOLDER", help="keeps requests and answers here")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     template = TEMPLATE.read_text(encoding="utf-8")
     for name in options.only:
         if shutil.which(name) is None:
@@ -237,17 +237,17 @@ def main() -> int:
         ):
             output, code, right = run(agent, server.url, Path(home))
         asked = Counter(f"{each.method} {each.path} {each.status}" for each in server.exchanges)
-        found[name] = {
+        results[name] = {
             "passed": right and code == 0 and all(each.status < 400 for each in server.exchanges),
             "code": code,
             "right": right,
             "asked": dict(asked),
         }
-        print(f"--- {name}\n{output}\n{json.dumps(found[name])}", flush=True)
+        print(f"--- {name}\n{output}\n{json.dumps(results[name])}", flush=True)
         if options.record:
             kept(server.exchanges, options.record / name)
-    print(json.dumps(found))
-    return 0 if found and all(each["passed"] for each in found.values()) else 1
+    print(json.dumps(results))
+    return 0 if results and all(each["passed"] for each in results.values()) else 1
 
 
 if __name__ == "__main__":

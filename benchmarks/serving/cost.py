@@ -50,14 +50,14 @@ SHAPE = Shape(dim=2048, neurons=5632, layers=36, heads=32, kv_heads=32, vocab=32
 
 def rate(answers: list[Answer]) -> float:
     """Tokens per second while all were generating; pieces stand for tokens in the shares that each has."""
-    starts = [each.moments[0][0] for each in answers]
-    ends = [each.moments[0][-1] for each in answers]
+    starts = [answer.moments[0][0] for answer in answers]
+    ends = [answer.moments[0][-1] for answer in answers]
     first, last = max(starts), min(ends)
     tokens = 0.0
-    for each in answers:
-        moments = each.moments[0]
+    for answer in answers:
+        moments = answer.moments[0]
         inside = sum(first < moment <= last for moment in moments)
-        tokens += inside * each.tokens / len(moments)
+        tokens += inside * answer.tokens / len(moments)
     return tokens / (last - first)
 
 
@@ -82,10 +82,10 @@ async def over_http(
 
 
 def in_process(model: LoadedModel, prompt: int, parallel: int, tokens: int) -> dict[str, float]:
-    found = hotcold.bench(model, n_prompt=prompt, n_gen=tokens, parallel=parallel, repetitions=1).rounds[0]
-    assert found.tok_s is not None and found.prompt_tok_s is not None
-    seconds = parallel * prompt / found.prompt_tok_s + parallel * (tokens - 1) / found.tok_s
-    return {"tok_s": found.tok_s, "whole_tok_s": parallel * tokens / seconds}
+    figures = hotcold.bench(model, n_prompt=prompt, n_gen=tokens, parallel=parallel, repetitions=1).rounds[0]
+    assert figures.tok_s is not None and figures.prompt_tok_s is not None
+    seconds = parallel * prompt / figures.prompt_tok_s + parallel * (tokens - 1) / figures.tok_s
+    return {"tok_s": figures.tok_s, "whole_tok_s": parallel * tokens / seconds}
 
 
 def parsed() -> argparse.Namespace:

@@ -92,23 +92,23 @@ async def generate(llm: AsyncLLM, number: int) -> None:
 async def windows(llm: AsyncLLM, url: str, options: argparse.Namespace) -> tuple[list[list[float]], int]:
     """Times of the steps of each window, quiet and busy ones in turn, and how many prompts came."""
     posting = Posting([url, str(options.bytes), str(options.pause)])
-    found: list[list[float]] = []
+    step_times: list[list[float]] = []
     for number in range(options.windows):
         busy = number % 2 == 1
         if busy:
             await posting.start()
         await llm.stats(steps=True)  # those until now are not counted
         await asyncio.sleep(options.seconds)
-        found.append(list((await llm.stats(steps=True)).step_s))
+        step_times.append(list((await llm.stats(steps=True)).step_s))
         if busy:
             await posting.stop()
             await asyncio.sleep(0.3)
-    return found, posting.posts
+    return step_times, posting.posts
 
 
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
-    more = {"context": options.ctx_size} if options.ctx_size else {}
-    llm = AsyncLLM(options.model, sequences=options.parallel, **more)
+    context_option = {"context": options.ctx_size} if options.ctx_size else {}
+    llm = AsyncLLM(options.model, sequences=options.parallel, **context_option)
     settings = Settings(port=0, log=False)
     (listening,) = listening_sockets(settings)
     service = Service(llm, settings)
@@ -120,7 +120,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         try:
             await asyncio.sleep(1)
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            found, posts = await windows(llm, url, options)
+            step_times, posts = await windows(llm, url, options)
         finally:
             for task in generating:
                 task.cancel()
@@ -129,16 +129,16 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
             await serving
             await llm.close()
             service.close()
-    return summary(found, posts, options)
+    return summary(step_times, posts, options)
 
 
-def summary(found: list[list[float]], posts: int, options: argparse.Namespace) -> dict[str, Any]:
+def summary(step_times: list[list[float]], posts: int, options: argparse.Namespace) -> dict[str, Any]:
     def milliseconds(times: list[float]) -> dict[str, float]:
         return {f"{name}_ms": 1e3 * (value or 0) for name, value in percentiles(times).items()}
 
-    each = [milliseconds(times) for times in found]
-    sign = [1 if number % 2 == 0 else -1 for number in range(len(each) - 1)]  # busy less quiet
-    pairs = list(zip(sign, pairwise(each), strict=True))
+    by_window = [milliseconds(times) for times in step_times]
+    sign = [1 if number % 2 == 0 else -1 for number in range(len(by_window) - 1)]  # busy less quiet
+    pairs = list(zip(sign, pairwise(by_window), strict=True))
     delays = {
         name: statistics.median(s * (later[name] - earlier[name]) for s, (earlier, later) in pairs)
         for name in ("p50_ms", "p99_ms")
@@ -148,9 +148,9 @@ def summary(found: list[list[float]], posts: int, options: argparse.Namespace) -
         "parallel": options.parallel,
         "bytes": options.bytes,
         "prompts": posts,
-        "steps": sum(map(len, found)),
-        "quiet": milliseconds([time for times in found[::2] for time in times]),
-        "busy": milliseconds([time for times in found[1::2] for time in times]),
+        "steps": sum(map(len, step_times)),
+        "quiet": milliseconds([time for times in step_times[::2] for time in times]),
+        "busy": milliseconds([time for times in step_times[1::2] for time in times]),
         "p50_delay_ms": delays["p50_ms"],
         "p99_delay_ms": delays["p99_ms"],
     }
@@ -174,8 +174,8 @@ def main() -> None:
     add("--windows", type=int, default=20, help="quiet and busy ones together (20)")
     options = parser.parse_args()
     start = time.perf_counter()
-    found = asyncio.run(measured(options))
-    print(json.dumps({**found, "seconds": round(time.perf_counter() - start, 1)}))
+    report = asyncio.run(measured(options))
+    print(json.dumps({**report, "seconds": round(time.perf_counter() - start, 1)}))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def figures(answer: Answer) -> dict[str, float]:
 async def one_round(server: Server, number: int, options: argparse.Namespace) -> Figures:
     """Figures of each route."""
     text = TEXT.read_text(encoding="utf-8")[: options.prompt]
-    count, found = len(CONVERSATIONS), {}
+    count, by_route = len(CONVERSATIONS), {}
     async with Connection(server) as connection:
         for place in range(count):
             route = CONVERSATIONS[(number + place) % count]
@@ -59,24 +59,25 @@ async def one_round(server: Server, number: int, options: argparse.Namespace) ->
                     break
             else:
                 raise SystemExit(f"{route}: no answer of {_LEAST} pieces in {_TRIES}")
-            found[route] = figures(answer)
-    return found
+            by_route[route] = figures(answer)
+    return by_route
 
 
 def summary(rounds: list[Figures]) -> dict[str, Any]:
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in rounds:
+    for by_route in rounds:
         for route in CONVERSATIONS:
             if route != CHAT:
-                ratios[route]["ttft"].append(each[CHAT]["ttft_s"] / each[route]["ttft_s"])
-                ratios[route]["tok_s"].append(each[route]["tok_s"] / each[CHAT]["tok_s"])
+                ratios[route]["ttft"].append(by_route[CHAT]["ttft_s"] / by_route[route]["ttft_s"])
+                ratios[route]["tok_s"].append(by_route[route]["tok_s"] / by_route[CHAT]["tok_s"])
     return {
         "figures": {
             route: {name: spread([each[route][name] for each in rounds]) for name in ("ttft_s", "tok_s")}
             for route in CONVERSATIONS
         },
         "ratio": {
-            route: {name: spread(values) for name, values in each.items()} for route, each in ratios.items()
+            route: {name: spread(values) for name, values in by_name.items()}
+            for route, by_name in ratios.items()
         },
     }
 

@@ -78,7 +78,7 @@ def compiling_and_masks(tokenizer: Tokenizer, repeat: int, tokens: int) -> dict[
     start = time.perf_counter()
     vocabulary = GrammarVocabulary.from_tokenizer(tokenizer)
     compiler = GrammarCompiler(vocabulary)
-    found: dict[str, Any] = {
+    by_grammar: dict[str, Any] = {
         "vocabulary": tokenizer.vocab_size,
         "prepare_ms": round((time.perf_counter() - start) * 1e3, 1),  # once for a model
     }
@@ -98,11 +98,11 @@ def compiling_and_masks(tokenizer: Tokenizer, repeat: int, tokens: int) -> dict[
                 id = int(draw.choice(bits))
                 if id in compiler.stops or not matcher.consume([id]):
                     matcher = first.copy()
-        found[name] = {
+        by_grammar[name] = {
             "compile_ms": round(statistics.median(compile_s) * 1e3, 2),
             "mask": milliseconds(mask_s),
         }
-    return found
+    return by_grammar
 
 
 class TimedConstraint(GrammarConstraint):
@@ -142,17 +142,17 @@ def with_the_model(path: Path, repeat: int, tokens: int) -> dict[str, Any]:
                     made = compiled.constraint(grammar)
                     assert isinstance(made, GrammarConstraint)
                     constraint = TimedConstraint(made._start, made._pool)
-                found = llm.generate(
+                generation = llm.generate(
                     "Once upon a time",
                     max_tokens=tokens,
                     seed=1,
                     constraint=constraint,
                     ignore_eos=grammar is None,
                 )
-                timings = found.timings
+                timings = generation.timings
                 assert timings.finished is not None and timings.first_token is not None
-                if round and len(found.ids) > 10:
-                    speeds[name].append((len(found.ids) - 1) / (timings.finished - timings.first_token))
+                if round and len(generation.ids) > 10:
+                    speeds[name].append((len(generation.ids) - 1) / (timings.finished - timings.first_token))
         compiled.close()
     medians = {name: round_(statistics.median(each)) for name, each in speeds.items() if each}
     made, waited = map(statistics.median, (TimedConstraint.made_s, TimedConstraint.waited_s))

@@ -79,8 +79,8 @@ def requests(options: argparse.Namespace) -> list[Ask]:
     made: list[Ask] = []
     for number in range(options.requests):
         at = chosen.randrange(len(text) - longest)
-        own = text[at : at + chosen.randrange(longest // 8, longest // 2)]
-        prompt = shared + own if chosen.random() < 0.5 else own
+        own_text = text[at : at + chosen.randrange(longest // 8, longest // 2)]
+        prompt = shared + own_text if chosen.random() < 0.5 else own_text
         sampling: dict[str, Any] = {
             "temperature": chosen.choice([0.0, 0.8, 1.2]),
             "top_p": chosen.choice([1.0, 0.9]),
@@ -125,8 +125,8 @@ class Load:
                 self.alone.append(answer)
         lengths = [sum(map(len, answer.texts.values())) for answer in self.alone]
         typical = statistics.median(answer.seconds for answer in self.alone)
-        each = f"{statistics.mean(lengths):.0f} characters, {typical:.3f} s"
-        print(f"{len(self.alone)} answers alone, {each}", flush=True)
+        typical_answer = f"{statistics.mean(lengths):.0f} characters, {typical:.3f} s"
+        print(f"{len(self.alone)} answers alone, {typical_answer}", flush=True)
 
     async def run(self, process: ServerProcess | None) -> None:
         start = time.perf_counter()
@@ -145,10 +145,10 @@ class Load:
 
     async def _client(self, number: int, ends: float) -> None:
         chosen = random.Random(1000 * self.options.seed + number)
-        own = self.groups[number % len(self.groups)] if self.asks else []
+        own_asks = self.groups[number % len(self.groups)] if self.asks else []
         async with Connection(self.server) as connection:
             while time.perf_counter() < ends:
-                which, stream = chosen.choice(own), chosen.random() < 0.6
+                which, stream = chosen.choice(own_asks), chosen.random() < 0.6
                 if chosen.random() < self.options.leave:
                     await self._leave(connection, which, stream, chosen)
                 else:
@@ -184,17 +184,17 @@ class Load:
         self.found.lost.append(f"{self._name(which, stream)}: refused {_RETRIES} times")
 
     def _judge(self, which: int, stream: bool, answer: Answer) -> None:
-        found, alone, name = self.found, self.alone[which], self._name(which, stream)
+        results, alone, name = self.found, self.alone[which], self._name(which, stream)
         if answer.error:
-            found.lost.append(f"{name}: {answer.error}")
+            results.lost.append(f"{name}: {answer.error}")
         elif not answer.whole:
-            found.cut.append(name)
+            results.cut.append(name)
         else:
             if (answer.texts, answer.reasons) != (alone.texts, alone.reasons):
-                found.different.append(f"{name}: {answer.texts} {answer.reasons}, alone {alone.texts}")
-            found.answers.append(answer)
+                results.different.append(f"{name}: {answer.texts} {answer.reasons}, alone {alone.texts}")
+            results.answers.append(answer)
             if stream:
-                found.streamed.append(answer)
+                results.streamed.append(answer)
 
     def _name(self, which: int, stream: bool) -> str:
         return f"request {which} to {self.asks[which].route}, {'streamed' if stream else 'whole'}"
@@ -202,10 +202,10 @@ class Load:
 
 def _by_dialect(asks: list[Ask]) -> list[list[int]]:
     """Places of the requests to OpenAI's and llama.cpp's routes, Anthropic's and Ollama's."""
-    found: dict[str, list[int]] = {}
-    for i, each in enumerate(asks):
-        found.setdefault(each.route if each.route in (MESSAGES, OLLAMA) else "", []).append(i)
-    return [*found.values()]
+    by_route: dict[str, list[int]] = {}
+    for i, question in enumerate(asks):
+        by_route.setdefault(question.route if question.route in (MESSAGES, OLLAMA) else "", []).append(i)
+    return [*by_route.values()]
 
 
 async def idle(server: Server) -> dict[str, float]:
@@ -221,8 +221,8 @@ async def idle(server: Server) -> dict[str, float]:
 
 
 def _figures(text: str) -> Iterator[tuple[str, float]]:
-    for found in re.finditer(r"^hotcold_(\w+) (\S+)$", text, re.MULTILINE):
-        yield found[1], float(found[2])
+    for match in re.finditer(r"^hotcold_(\w+) (\S+)$", text, re.MULTILINE):
+        yield match[1], float(match[2])
 
 
 def growth(memory: list[dict[int, int]]) -> tuple[int, int]:
@@ -234,42 +234,42 @@ def growth(memory: list[dict[int, int]]) -> tuple[int, int]:
     return int(statistics.median(totals[quarter : 2 * quarter])), int(statistics.median(totals[-quarter:]))
 
 
-def report(load: Load, figures: dict[str, float], own: bool) -> dict[str, Any]:
-    found = load.found
-    first = [moments[0] for each in found.streamed for moments in each.moments.values()]
+def report(load: Load, figures: dict[str, float], own_server: bool) -> dict[str, Any]:
+    results = load.found
+    first = [moments[0] for answer in results.streamed for moments in answer.moments.values()]
     between = [
         later - earlier
-        for each in found.streamed
-        for moments in each.moments.values()
+        for answer in results.streamed
+        for moments in answer.moments.values()
         for earlier, later in pairwise(moments)
     ]
-    before, after = growth(found.memory)
-    tokens = sum(each.tokens for each in found.answers)
+    before, after = growth(results.memory)
+    tokens = sum(answer.tokens for answer in results.answers)
     pages = {name: figures.get(f"cache_pages{name}", 0.0) for name in ("", "_free", "_shared")}
     wrong = {
-        "lost": len(found.lost),
-        "cut": len(found.cut),
-        "different": len(found.different) if own else 0,
-        "reconnected": found.reconnected if own else 0,
+        "lost": len(results.lost),
+        "cut": len(results.cut),
+        "different": len(results.different) if own_server else 0,
+        "reconnected": results.reconnected if own_server else 0,
         "running": figures.get("requests_running", 0) + figures.get("requests_waiting", 0),
         "pages_leaked": pages[""] - pages["_free"] - pages["_shared"],
-        "figures_missing": int(own and "requests_running" not in figures),
+        "figures_missing": int(own_server and "requests_running" not in figures),
         "memory_grew": int(after > before * 1.05 + (8 << 20)),
     }
     return {
         "server": f"{load.server.host}:{load.server.port}",
         "clients": load.options.clients,
         "seconds": round(load.seconds, 2),
-        "answers": len(found.answers),
-        "streamed": len(found.streamed),
-        "left": found.left,
-        "refused_and_sent_again": found.refused,
-        "reconnected": found.reconnected,
-        "different": len(found.different),
+        "answers": len(results.answers),
+        "streamed": len(results.streamed),
+        "left": results.left,
+        "refused_and_sent_again": results.refused,
+        "reconnected": results.reconnected,
+        "different": len(results.different),
         "wrong": wrong,
         "ttft_s": percentiles(first),
         "between_pieces_s": percentiles(between),
-        "request_s": percentiles([each.seconds for each in found.answers]),
+        "request_s": percentiles([answer.seconds for answer in results.answers]),
         "tokens": tokens,
         "tok_s": round(tokens / load.seconds, 2),
         "resident_bytes": {"second_quarter": before, "last_quarter": after},
@@ -316,7 +316,7 @@ async def measured(
         lines: list[str] = getattr(load.found, kind)
         for line, times in Counter(lines).most_common(5):
             print(f"{kind} {times} x: {line[:600]}")
-    return report(load, figures, own=process is not None)
+    return report(load, figures, own_server=process is not None)
 
 
 def main() -> int:
@@ -332,9 +332,9 @@ def main() -> int:
         server = Server(
             process.url if process else options.url, options.key, None if process else options.model
         )
-        found = asyncio.run(measured(server, process, options))
-    print(json.dumps(found))
-    return 0 if found["ok"] else 1
+        report_of_load = asyncio.run(measured(server, process, options))
+    print(json.dumps(report_of_load))
+    return 0 if report_of_load["ok"] else 1
 
 
 if __name__ == "__main__":

@@ -110,14 +110,14 @@ def measure_large(url: str, size: int) -> dict[str, Any]:
 
     completion()
     alone = statistics.median(completion() for _ in range(5))
-    found: dict[str, Any] = {"alone_s": round(alone, 3)}
+    figures: dict[str, Any] = {"alone_s": round(alone, 3)}
     for kind in ("tools", "messages"):
         asked = [Asked(url, path, body) for path, body in large_bodies(kind, size)]
         threads = [each.begin() for each in asked]
         beside = [completion()]
         while any(thread.is_alive() for thread in threads):
             beside.append(completion())
-        found[kind] = {
+        figures[kind] = {
             "bytes": [each.size for each in asked],
             "status": [each.status for each in asked],
             "answered_s": [round(each.seconds, 2) for each in asked],
@@ -125,8 +125,8 @@ def measure_large(url: str, size: int) -> dict[str, Any]:
             "slowest_s": round(max(beside), 3),
             "later_s": round(max(beside) - alone, 3),
         }
-    found["ok"] = all(found[kind]["later_s"] <= LATER_S for kind in ("tools", "messages"))
-    return found
+    figures["ok"] = all(figures[kind]["later_s"] <= LATER_S for kind in ("tools", "messages"))
+    return figures
 
 
 def measure_tokenize(server: ServerProcess, size: int) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def measure_tokenize(server: ServerProcess, size: int) -> dict[str, Any]:
     text = (text * (size // len(text) + 1))[:size]
     stream = {**SHORT, "max_tokens": 400, "stream": True}
     front = server.process.pid
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name in ("alone", "beside"):
         tokenize = Asked(server.url, "/tokenize", {"content": text[: size - 100], "with_pieces": True})
         before, most = resident_bytes(front), 0
@@ -147,12 +147,12 @@ def measure_tokenize(server: ServerProcess, size: int) -> dict[str, Any]:
             asked.run()
             pauses += [later - earlier for earlier, later in pairwise(asked.moments)]
             most = max(most, resident_bytes(front))
-        found[name] = {"longest_pause_s": round(max(pauses), 4), "pieces": len(pauses)}
+        figures[name] = {"longest_pause_s": round(max(pauses), 4), "pieces": len(pauses)}
         if thread:
-            found |= {"status": tokenize.status, "seconds": round(tokenize.seconds, 2)}
-            found |= {"sent_bytes": tokenize.size, "received_bytes": tokenize.received}
-            found["front_bytes"] = {"before": before, "most": most, "after": resident_bytes(front)}
-    return {**found, "ok": found["status"] == 200 and found["beside"]["longest_pause_s"] < PAUSE_S}
+            figures |= {"status": tokenize.status, "seconds": round(tokenize.seconds, 2)}
+            figures |= {"sent_bytes": tokenize.size, "received_bytes": tokenize.received}
+            figures["front_bytes"] = {"before": before, "most": most, "after": resident_bytes(front)}
+    return {**figures, "ok": figures["status"] == 200 and figures["beside"]["longest_pause_s"] < PAUSE_S}
 
 
 def measure_connections(server: ServerProcess, log: Path, count: int, seconds: float) -> dict[str, Any]:
@@ -162,13 +162,13 @@ def measure_connections(server: ServerProcess, log: Path, count: int, seconds: f
     before = len(log.read_text(encoding="utf-8").splitlines())
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in made:
-            each.setblocking(False)  # some wait until the server accepts them
-            each.connect_ex((parts.hostname or "", parts.port or 80))
+        for connection in made:
+            connection.setblocking(False)  # some wait until the server accepts them
+            connection.connect_ex((parts.hostname or "", parts.port or 80))
         time.sleep(seconds / 4)
-        for each in made:
+        for connection in made:
             with contextlib.suppress(OSError):
-                each.send(f"GET /v1/models HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+                connection.send(f"GET /v1/models HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
         time.sleep(seconds)
         lines = log.read_text(encoding="utf-8").splitlines()[before:]
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -222,12 +222,12 @@ def main() -> int:
     add("--seconds", type=float, default=8, help="how long the connections stay")
     kinds = ("large", "tokenize", "connections")
     add("--only", nargs="+", choices=kinds, default=kinds)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, figures in measures(parser.parse_args()):
         print(name, json.dumps(figures), flush=True)
-        found[name] = figures
-    print(json.dumps(found))
-    return 0 if all(each["ok"] for each in found.values()) else 1
+        results[name] = figures
+    print(json.dumps(results))
+    return 0 if all(each["ok"] for each in results.values()) else 1
 
 
 if __name__ == "__main__":

@@ -93,13 +93,13 @@ def running(program: Path, environment: dict[str, str], folder: Path) -> Iterato
         port = free.getsockname()[1]
     # Nothing of this user's settings or keys comes along.
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    own = kept | {"HOME": str(folder), "DATA_DIR": str(folder)} | QUIET | environment
+    variables = kept | {"HOME": str(folder), "DATA_DIR": str(folder)} | QUIET | environment
     log = folder / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
             [str(program), "serve", "--host", "127.0.0.1", "--port", str(port)],
             cwd=folder,
-            env=own,
+            env=variables,
             stdout=out,
             stderr=subprocess.STDOUT,
         )
@@ -149,9 +149,9 @@ def asked(url: str) -> dict[str, int]:
     """How many answers the server gave, by route and status."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         text = answer.read().decode()
-    found = re.findall(r'requests_total\{route="([^"]+)",status="(\d+)"\} ([\d.]+)', text)
-    own = ("/health", "/metrics")
-    return {f"{route} {status}": int(float(count)) for route, status, count in found if route not in own}
+    counts = re.findall(r'requests_total\{route="([^"]+)",status="(\d+)"\} ([\d.]+)', text)
+    ignored = ("/health", "/metrics")
+    return {f"{route} {status}": int(float(count)) for route, status, count in counts if route not in ignored}
 
 
 def main() -> int:
@@ -165,7 +165,7 @@ def main() -> int:
     )
     add("--only", nargs="+", choices=CONNECTIONS, default=[*CONNECTIONS])
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in options.only:
         with (
             tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
@@ -176,10 +176,10 @@ def main() -> int:
             home = Path(folder) / "home"
             home.mkdir()
             with running(options.program, CONNECTIONS[name](server.url), home) as site:
-                found[name] = use(site) | {"asked": asked(server.url)}
-            print(json.dumps(found[name]), flush=True)
-    print(json.dumps(found))
-    return 0 if all(each["pieces"] > 1 for each in found.values()) else 1
+                results[name] = use(site) | {"asked": asked(server.url)}
+            print(json.dumps(results[name]), flush=True)
+    print(json.dumps(results))
+    return 0 if all(each["pieces"] > 1 for each in results.values()) else 1
 
 
 if __name__ == "__main__":

@@ -50,11 +50,11 @@ def pauses(
         engine.add(request)
         return request
 
-    texts = {id(each): each for each in (added(8, model.context - 8) for _ in range(parallel))}
-    while not all(each.output for each in texts.values()):
+    texts = {id(running): running for running in (added(8, model.context - 8) for _ in range(parallel))}
+    while not all(running.output for running in texts.values()):
         engine.step()
     last: dict[int, float] = {}
-    found: list[float] = []
+    pause_times: list[float] = []
     before = engine.scheduler.prompt_rows
     prompts, long = 0, added(prompt, 1)
     end = time.perf_counter() + seconds
@@ -64,20 +64,21 @@ def pauses(
         for event in events:
             if isinstance(event, Token) and id(event.request) in texts:
                 if id(event.request) in last:
-                    found.append(now - last[id(event.request)])
+                    pause_times.append(now - last[id(event.request)])
                 last[id(event.request)] = now
         if long.finished:
             prompts, long = prompts + 1, added(prompt, 1)
-        for each in [each for each in texts.values() if each.finished]:
-            del texts[id(each)]
-            last.pop(id(each), None)
+        for running in [running for running in texts.values() if running.finished]:
+            del texts[id(running)]
+            last.pop(id(running), None)
             new = added(8, model.context - 8)
             texts[id(new)] = new
-    p50, p99, most = np.quantile(found, [0.5, 0.99, 1])
+    p50, p99, most = np.quantile(pause_times, [0.5, 0.99, 1])
     read = engine.scheduler.prompt_rows - before
     return {
         "parallel": parallel, "prompt": prompt, "chunk_rows": model.limits.chunk, "prompts": prompts,
-        "pauses": len(found), "p50_s": p50, "p99_s": p99, "most_s": most, "prompt_tok_s": read / seconds,
+        "pauses": len(pause_times), "p50_s": p50, "p99_s": p99, "most_s": most, "prompt_tok_s": read /
+        seconds,
     }  # fmt: skip
 
 

@@ -152,19 +152,19 @@ def beside_a_paused_stream(
     expected = llm.generate(prompt, **options).text  # type: ignore[arg-type]
     stream = llm.stream(prompt, **options)  # type: ignore[arg-type]
     text = str(next(stream)) + str(next(stream))
-    found = for_seconds(llm, calls, threads, seconds)
+    figures = for_seconds(llm, calls, threads, seconds)
     text += "".join(map(str, stream))
-    return found, text == expected
+    return figures, text == expected
 
 
 def cost(model: LoadedModel, pairs: int, tokens: int) -> dict[str, Any]:
     """Times steps by the lock and without it, in turns."""
-    found: dict[str, list[float]] = {"plain": [], "locked": []}
+    seconds_by_way: dict[str, list[float]] = {"plain": [], "locked": []}
     with LLM(model) as llm:
         options: Any = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "cache": False}
         llm.generate(BEGINNINGS[0], **options)
         for _ in range(pairs):
-            for name in found:
+            for name in seconds_by_way:
                 request = llm.request(BEGINNINGS[0], **options)
                 llm.engine.add(request)
                 start = time.perf_counter()
@@ -173,11 +173,11 @@ def cost(model: LoadedModel, pairs: int, tokens: int) -> dict[str, Any]:
                         llm.engine._run_step()
                 else:
                     llm.engine.run_until(lambda request=request: request.finished, [request])
-                found[name].append((time.perf_counter() - start) / tokens)
-    ratios = [b / a for a, b in zip(found["plain"], found["locked"], strict=True)]
+                seconds_by_way[name].append((time.perf_counter() - start) / tokens)
+    ratios = [b / a for a, b in zip(seconds_by_way["plain"], seconds_by_way["locked"], strict=True)]
     return {
-        "plain_us": 1e6 * min(found["plain"]), "locked_us": 1e6 * min(found["locked"]),
-        "ratio_of_least": min(found["locked"]) / min(found["plain"]),
+        "plain_us": 1e6 * min(seconds_by_way["plain"]), "locked_us": 1e6 * min(seconds_by_way["locked"]),
+        "ratio_of_least": min(seconds_by_way["locked"]) / min(seconds_by_way["plain"]),
         "ratio_median": statistics.median(ratios), "lock_us": 1e6 * of_the_lock(),
     }  # fmt: skip
 

@@ -54,19 +54,19 @@ def check_precise(name: str, module: bytes) -> None:
 
 
 def tool(name: str, package: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise ShaderError(f"{name} is not on the PATH: install {package} (Debian 12)")
-    return found
+    return path
 
 
 def compiler() -> str:
-    found = tool("glslangValidator", "glslang-tools")
-    output = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    path = tool("glslangValidator", "glslang-tools")
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
     version = output.split("\n")[0].removeprefix("Glslang Version: ").strip()
     if version != GLSLANG:
         raise ShaderError(f"glslangValidator is version {version}: {GLSLANG} makes the committed modules")
-    return found
+    return path
 
 
 def compiled(glslang: str, source: Path, folder: Path) -> bytes:

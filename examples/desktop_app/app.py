@@ -131,8 +131,8 @@ class Server:
             await serving
             await service.llm.close()
             service.close()
-            for each in sockets:
-                each.close()
+            for listening in sockets:
+                listening.close()
 
     def _noting(self, app: Any) -> Any:
         """The application, which also notes the time of the last request."""
@@ -228,15 +228,15 @@ def show_browser(server: Server, idle_s: float) -> None:
 def system_libraries() -> Iterator[None]:
     """Takes a packed program's own libraries, which other programs must not load, out of the environment
     for a while. All else stays in it, since the server's thread starts processes meanwhile."""
-    own = os.environ.get(_LIBRARIES)
-    if own is None or not getattr(sys, "frozen", False):
+    packed_libraries = os.environ.get(_LIBRARIES)
+    if packed_libraries is None or not getattr(sys, "frozen", False):
         yield
         return
     os.environ[_LIBRARIES] = os.environ.get(f"{_LIBRARIES}_ORIG", "")
     try:
         yield
     finally:
-        os.environ[_LIBRARIES] = own
+        os.environ[_LIBRARIES] = packed_libraries
 
 
 def wait(server: Server, idle_s: float) -> None:

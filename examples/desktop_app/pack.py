@@ -42,13 +42,13 @@ def command(out: Path) -> list[str]:
 
 def packages(folder: Path) -> Counter[str]:
     """Bytes by package; libraries of a package (``numpy.libs``) are its own."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             inside = path.relative_to(folder).parts
             name = inside[1] if len(inside) > 2 else "Python and system libraries"
-            found[name.removesuffix(".libs").removesuffix(".dylibs")] += path.stat().st_size
-    return found
+            sizes[name.removesuffix(".libs").removesuffix(".dylibs")] += path.stat().st_size
+    return sizes
 
 
 def compressed(folder: Path) -> int:
@@ -69,11 +69,11 @@ def main() -> int:
             "run 'HOTCOLD_ISAS=all pip install .' in Hotcold's source folder"
         )
     subprocess.run(command(out), check=True)
-    found = packages(out / NAME)
+    sizes = packages(out / NAME)
     print(f"| {'package':30} | MB     |\n|{'-' * 32}|--------|")
-    for name, size in found.most_common():
+    for name, size in sizes.most_common():
         print(f"| {name:30} | {size / 1e6:6.1f} |")
-    print(f"| {'all':30} | {found.total() / 1e6:6.1f} |")
+    print(f"| {'all':30} | {sizes.total() / 1e6:6.1f} |")
     print(f"| {'compressed (tar.xz)':30} | {compressed(out / NAME) / 1e6:6.1f} |")
     return 0
 

@@ -79,11 +79,11 @@ def round_size(n: int) -> int:
 
 def read_size(text: str) -> int:
     """Reads the size in a user's text: ``8GiB``, ``512 MiB``, ``64KiB``, ``100B``, or ``8``, which is GiB."""
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGT]iB|B)?", text)
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGT]iB|B)?", text)
+    if not match:
         got = f"{printable(text, 40)!r} is not a size"
         raise UserError(f"{got} such as 8GiB, 512MiB or 64KiB (a bare number is GiB)")
-    return int(float(found[1]) * 1024 ** _UNITS.index(found[2] or "GiB"))
+    return int(float(match[1]) * 1024 ** _UNITS.index(match[2] or "GiB"))
 
 
 def bytes_of(name: str, value: Any) -> int:

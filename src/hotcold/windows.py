@@ -85,15 +85,15 @@ def read_at(library: Any, handle: int, view: memoryview, offset: int) -> int:
 
 def code(error: OSError) -> int | None:
     """The system's own code of an error; None elsewhere."""
-    found: int | None = getattr(error, "winerror", None)
-    return found
+    number: int | None = getattr(error, "winerror", None)
+    return number
 
 
 def free_memory(library: Any) -> int:
     """Bytes that this process can allocate: the smaller of the free memory, including droppable caches, and
     the remaining commit limit. OSError: the system does not state them."""
-    found = _memory_status(library)
-    return min(int(found.free), int(found.promisable))
+    status = _memory_status(library)
+    return min(int(status.free), int(status.promisable))
 
 
 def memory_size(library: Any) -> int:
@@ -102,10 +102,10 @@ def memory_size(library: Any) -> int:
 
 
 def _memory_status(library: Any) -> MemoryStatus:
-    found = MemoryStatus(size=ctypes.sizeof(MemoryStatus))
-    if not library.GlobalMemoryStatusEx(ctypes.byref(found)):
+    status = MemoryStatus(size=ctypes.sizeof(MemoryStatus))
+    if not library.GlobalMemoryStatusEx(ctypes.byref(status)):
         raise library.failure()
-    return found
+    return status
 
 
 def cores(library: Any, cpus: Collection[int] | None = None) -> list[Core]:
@@ -116,25 +116,25 @@ def cores(library: Any, cpus: Collection[int] | None = None) -> list[Core]:
     if not library.GetLogicalProcessorInformationEx(_BY_CORE, data, ctypes.byref(size)):
         raise library.failure()
     allowed = _affinity(library) if cpus is None else cpus
-    found, at = [], 0
+    result, at = [], 0
     while at < size.value:
         _, length, _, kind, groups = _RECORD.unpack_from(data, at)
         masks = [_IN_GROUP.unpack_from(data, at + _RECORD.size + _IN_GROUP.size * i) for i in range(groups)]
-        own = {group * _GROUP + bit for mask, group in masks for bit in _bits(mask)}
-        own = own if allowed is None else own.intersection(allowed)
-        if own:
-            found.append(Core(frozenset(own), kind))
+        members = {group * _GROUP + bit for mask, group in masks for bit in _bits(mask)}
+        members = members if allowed is None else members.intersection(allowed)
+        if members:
+            result.append(Core(frozenset(members), kind))
         at += length
-    return found
+    return result
 
 
 def _affinity(library: Any) -> list[int] | None:
     """The CPUs of this process's affinity mask; None if it has no restriction. Masks are for one group, and 0
     for a process in several groups."""
-    own, every = ctypes.c_uint64(), ctypes.c_uint64()
+    process_mask, every = ctypes.c_uint64(), ctypes.c_uint64()
     process = library.GetCurrentProcess()
-    known = library.GetProcessAffinityMask(process, ctypes.byref(own), ctypes.byref(every))
-    return _bits(own.value) if known and own.value != every.value else None
+    known = library.GetProcessAffinityMask(process, ctypes.byref(process_mask), ctypes.byref(every))
+    return _bits(process_mask.value) if known and process_mask.value != every.value else None
 
 
 def _bits(mask: int) -> list[int]:

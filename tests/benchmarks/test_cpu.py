@@ -187,7 +187,7 @@ def test_a_busy_neighbour_is_there_and_is_not(
 def test_zeros_of_ungated_experts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neurons fire as rarely as is asked for, and bytes are those of rows that are read."""
+    """Neurons are active as rarely as is asked for, and bytes are those of rows that are read."""
     ungated = importlib.import_module("cpu.ungated_experts")
     for name, value in (("NEURONS", 64), ("DIM", 64), ("CHOSEN", 2), ("TOKENS", 300)):
         monkeypatch.setattr(ungated, name, value)
@@ -204,7 +204,8 @@ def test_zeros_of_ungated_experts(
 
 @pytest.mark.parametrize("activation", ["silu", "relu"])
 def test_the_bytes_that_a_step_of_experts_must_read(activation: str) -> None:
-    """Two of four experts for one row; with relu, every gate and what then fires. All four for a prompt."""
+    """Two of four experts for one row; with relu, every gate and the active neurons. All four for a
+    prompt."""
     experts = importlib.import_module("cpu.expert_layers")
     layer = experts.Layer(CPUBackend(1), experts.Shape("small", 4, 256, 256, 2), Q4_0, activation)
     matrix = Q4_0.row_bytes(256) * 256  # of one expert

@@ -192,13 +192,13 @@ def test_goals_are_judged_by_paired_rounds(report: ModuleType) -> None:
 
     rows = [row("solver", 2.1, 1.1, 4.1), row("layer split", 12.1, 6.1, 8.1)]
     rows += [{"part": "op table", "case": "all", "failed": 1, "checked": 9}]
-    goals = {goal.what: goal for goal in report.goals({"rows": rows, "settings": {}})}
+    goals = {goal.title: goal for goal in report.goals({"rows": rows, "settings": {}})}
     ratio = goals["llama2-70b F16 25 %: over layer split"]
     assert ratio.met is True and ratio.measured == f"{120.1 / 20.1:.2f} x"
     assert goals["op table"].met is False
     assert goals["llama2-7b Q4_0, all GPU: over llama.cpp"].met is None
     small = report.goals({"rows": rows, "settings": {"small": True}})
-    assert [goal.what for goal in small if "over" in goal.what] == []
+    assert [goal.title for goal in small if "over" in goal.title] == []
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def generated(session: Session) -> tuple[list[int], Figures]:
 
 @pytest.mark.parametrize("layout", ["by_output", "by_neuron"])
 def test_zeros_in_experts(hybrids: Any, layout: str, tmp_path: Path) -> None:
-    """A tenth of the neurons of the chosen experts, a quarter of all, fires."""
+    """A tenth of the neurons of the chosen experts, a quarter of all, is active."""
     hybrids.write(tmp_path / "m.gguf", hybrids.HybridRecipe(small(hybrids, "nemotron"), "Q4_0", 0.1, layout))
     model = load(tmp_path / "m.gguf", LoadOptions(threads=1, sparsity="exact"))
     exact, figures = generated(model.session("exact"))

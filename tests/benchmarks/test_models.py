@@ -38,7 +38,8 @@ def generated(session: Session) -> tuple[list[int], Figures]:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
 def test_the_weights_cause_the_activity(synthetic: Any, architecture: str, tmp_path: Path) -> None:
-    """A tenth of the neurons of chosen experts fires, which the predictor finds; all experts are chosen."""
+    """A tenth of the neurons of chosen experts is active, which the predictor finds; all experts are
+    chosen."""
     shape = synthetic.Shape(
         512, 256, 2, 4, 2, 2000, 256, architecture, 8, 2, 64, qk_norm=architecture == "qwen3moe"
     )
@@ -135,7 +136,7 @@ def test_layouts_hold_the_same_weights(synthetic: Any, tmp_path: Path, type: str
 def test_a_predictor_finds_the_active_neurons(
     synthetic: Any, tmp_path: Path, predictor: str, gated: bool
 ) -> None:
-    """It marks a tenth of the neurons, as computed from the file, and nearly all that fire."""
+    """It marks a tenth of the neurons, as computed from the file, and nearly all active ones."""
     shape = synthetic.Shape(512, 1376, 2, 8, 8, 1000, 256)
     path = tmp_path / "model.gguf"
     synthetic.write(path, synthetic.Recipe(shape, "Q4_0", 0.1, "pwri", predictor, gated=gated))

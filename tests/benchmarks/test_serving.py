@@ -198,7 +198,7 @@ def test_faults_are_seen(load: ModuleType, client: ModuleType, fault: str, kind:
             return made
 
     made = asyncio.run(run())
-    found = load.report(made, {"requests_running": 0.0, "cache_pages": 0.0}, own=True)
+    found = load.report(made, {"requests_running": 0.0, "cache_pages": 0.0}, own_server=True)
     assert {name for name, value in found["wrong"].items() if value} == ({kind} if kind else set()), found
     assert found["ok"] is (kind is None) and found["answers"] > 0
     assert (found["refused_and_sent_again"] > 0) is (fault == "refused once")
@@ -213,14 +213,16 @@ def test_what_the_server_says_of_itself_is_judged(load: ModuleType, client: Modu
         "cache_pages_free": 7.0,
         "cache_pages_shared": 3.0,
     }
-    assert load.report(made, figures, own=True)["ok"]
-    assert not load.report(made, {}, own=True)["ok"] and load.report(made, {}, own=False)["ok"]
-    assert load.report(made, {**figures, "cache_pages_free": 6.0}, own=True)["wrong"]["pages_leaked"] == 1
-    assert load.report(made, {**figures, "requests_waiting": 1.0}, own=True)["wrong"]["running"] == 1
+    assert load.report(made, figures, own_server=True)["ok"]
+    assert not load.report(made, {}, own_server=True)["ok"] and load.report(made, {}, own_server=False)["ok"]
+    assert (
+        load.report(made, {**figures, "cache_pages_free": 6.0}, own_server=True)["wrong"]["pages_leaked"] == 1
+    )
+    assert load.report(made, {**figures, "requests_waiting": 1.0}, own_server=True)["wrong"]["running"] == 1
     flat, growing = [[{1: (100 + step * by) << 20} for step in range(40)] for by in (0, 3)]
     for memory, grew in ((flat, 0), (growing, 1)):
         made.found.memory = memory
-        assert load.report(made, figures, own=True)["wrong"]["memory_grew"] == grew
+        assert load.report(made, figures, own_server=True)["wrong"]["memory_grew"] == grew
 
 
 def test_percentiles() -> None:

@@ -155,7 +155,7 @@ def test_a_placement_is_written_and_judged(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_profile_moves_the_neurons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where one layer's neurons always fire and the others' never, they are what the GPU gets."""
+    """Where one layer's neurons are always active and the others' never, they are what the GPU gets."""
     with open_gguf(model_path()) as file:
         fingerprint, architecture = file.fingerprint(), file.metadata["general.architecture"]
         keys = (f"{architecture}.{key}" for key in ("block_count", "feed_forward_length"))

@@ -1,5 +1,5 @@
-"""Rows that are read when their neurons fire or are named: which are read, against gates computed in float64
-and against masks, and what they give, against all of them in memory."""
+"""Rows that are read when their neurons are active or named: which are read, against gates computed in
+float64 and against masks, and what they give, against all of them in memory."""
 
 from __future__ import annotations
 

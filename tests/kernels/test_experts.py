@@ -70,7 +70,7 @@ class Truth:
     out: np.ndarray
     bounds: np.ndarray
     active: list[np.ndarray]  # of each expert [rows, N]; False where it was not chosen
-    gated: list[np.ndarray]  # whose gates fire, likewise
+    gated: list[np.ndarray]  # active gates, likewise
     sure: list[np.ndarray]
 
 
@@ -115,7 +115,8 @@ def run(
     mask: np.ndarray | None = None,
     accumulate: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """out, what fired and what was counted; buffers have more rows than the step, which stay as they are."""
+    """The result, the active neurons and the counts; buffers have more rows than the step, which stay as they
+    are."""
     batch = plain_batch(backend, decode, len(x) - decode)
     rows, dim, k = batch.limits.tokens, x.shape[1], chosen[0].shape[1]
     buffer, out = backend.zeros((rows, dim)), backend.zeros((rows, dim))

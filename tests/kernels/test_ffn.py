@@ -148,7 +148,7 @@ def check_ffn(backend: Backend, tensors: FFNTensors, random: np.random.Generator
         ]
         runs = 0
         dense = is_dense(tensors.down_layout, tensors.down.type, tensors.activation)
-        if dense and decode:  # all is read, whatever fires
+        if dense and decode:  # all is read, whatever is active
             read = [n, n * gated, n]
         elif tensors.down_layout == "by_output" and not dense and tensors.down.type.weights > 1:
             per_run = 16 if tensors.down.type.name == "Q6_K" else 32

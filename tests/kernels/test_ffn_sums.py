@@ -38,7 +38,7 @@ def tree_sum(values: list[Floats]) -> Floats:
 
 
 def expected_sum(down: Floats, active: np.ndarray) -> Floats:
-    """Sums the rows of ``down`` that fire, ``[T, N]`` -> ``[T, D]``, each operation in float32."""
+    """Sums the active rows of ``down``, ``[T, N]`` -> ``[T, D]``, each operation in float32."""
     out = []
     for row in active:
         leaves = []
@@ -62,7 +62,7 @@ def layer(backend: Backend, down: Floats) -> FFNWeights:
 
 
 def run(backend: Backend, weights: FFNWeights, active: np.ndarray) -> Floats:
-    """As decode rows, whose masks name what fires."""
+    """As decode rows, whose masks name the active neurons."""
     batch = plain_batch(backend, len(active))
     rows = batch.limits.tokens
     x, out = backend.zeros((rows, DIM)), backend.zeros((rows, DIM))
@@ -81,7 +81,8 @@ def of_all_magnitudes(neurons: int, *key: object) -> Floats:
 
 @pytest.mark.parametrize("neurons", [1, 64, 65, 128, 191, 192, 400, 64 * 13, 64 * 43 * 2 + 7, 64 * 140 + 1])
 def test_leaves_are_summed_in_a_tree(open_exact: OpenBackend, neurons: int) -> None:
-    """With gaps of every size in what fires, whatever the threads; and the order does matter here."""
+    """With gaps of every size between active neurons, whatever the threads; and the order does matter
+    here."""
     down = of_all_magnitudes(neurons)
     random = rng("fires", neurons)
     active = random.random((4, neurons)) < np.array([[1.0], [0.5], [0.01], [0.5]])
@@ -113,7 +114,7 @@ def test_the_piece_of_work_changes_no_sum(
 
 @pytest.mark.parametrize("neurons", [64, 200, 64 * 13, 64 * 140 + 1])
 def test_a_prompt_row_is_summed_as_a_decode_row(open_exact: OpenBackend, neurons: int) -> None:
-    """With biases that leave whole leaves without any neuron that fires."""
+    """With biases that leave whole leaves without any active neuron."""
     down = of_all_magnitudes(neurons)
     up = np.zeros((neurons, DIM), np.float32)
     up[:, :3] = rng("up").random((neurons, 3)) < 0.3

@@ -28,7 +28,7 @@ TYPES = (("F32",) * 3, ("Q4_0", "Q8_0", "Q4_0"), ("F16", "Q5_1", "Q5_1"), ("Q4_K
 
 
 def run(backend: Backend, weights: Any, x: Any, gates: Any, step: tuple[int, int], **options: Any) -> Any:
-    """Returns the result, what fired, and the counts."""
+    """Returns the result, the active neurons, and the counts."""
     batch, words = plain_batch(backend, *step), weights.words
     given = [buffers(backend, batch, each) for each in (x, gates)]
     out, active = backend.zeros(given[0].shape), backend.zeros((batch.limits.tokens, words), np.uint64)

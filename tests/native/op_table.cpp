@@ -274,7 +274,7 @@ void test_predict(const Kernels& k, std::shared_ptr<Pool> pool, Type type, bool 
     }
 }
 
-// A NaN is never taken for a neuron that does not fire: it shows in the output of every instruction set.
+// A NaN is never taken for an inactive neuron: it shows in the output of every instruction set.
 void test_nan(const Kernels& k, std::shared_ptr<Pool> pool) {
     const int64_t n = 64, d = 32;
     Step1 s(2, 1, 2);  // a decode row and a prompt row

@@ -47,7 +47,7 @@ SIZES = Sizes(
 )
 PROFILE = Profile([np.array([1, 0.5, 0.1, 0]), np.array([0.9, 0.2, 0, 0])], "by hand")
 
-#: Nanoseconds per byte of each neuron: 3/4 when it fires, at most a stream's; 1/4 for half of the tokens.
+#: Nanoseconds per byte of each neuron: 3/4 when it is active, at most a stream's; 1/4 for half of the tokens.
 CPU = (
     3000e-9 * np.array([0.0875, 0.0875, 0.03125, 0.0125]),
     6000e-9 * np.array([0.0875, 0.03125, 0.0125, 0.0125]),

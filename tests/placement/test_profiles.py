@@ -34,7 +34,8 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_which_profile_a_model_gets(tmp_path: Path) -> None:
-    """The one that is named, else the one beside it, else a power law; where nothing is zero, all fire."""
+    """The one that is named, else the one beside it, else a power law; where nothing is zero, all are
+    active."""
     sparse = replace(sizes, always_read=0.0)
     model, named = tmp_path / "m.gguf", write(tmp_path / "named.gguf", "named")
     assert "power law" in find_profile(sparse, None, model).source

@@ -266,7 +266,7 @@ def test_layers_get_their_own_neurons() -> None:
 
 
 def test_the_objective_of_the_paper() -> None:
-    """Most firings within the memory, each layer none or enough of them; HiGHS knows the most."""
+    """Most activations within the memory, each layer none or enough of them; HiGHS knows the most."""
     for seed in range(8):
         sizes, profile, hardware = made_up(seed, layers=5, groups=8)
         costs = Costs.expected(sizes, profile, hardware)

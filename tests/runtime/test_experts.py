@@ -130,7 +130,7 @@ def test_two_backends_equal_one(name: str, type: str, down: str, mode: str, tmp_
         assert greedy(two) == text
         assert two.footprint.row_bytes == one.footprint.row_bytes
         np.testing.assert_array_equal(two.counters.rows[:, 3] > 0, True)
-        # Rounding may make a gate fire, or not, now and then.
+        # Rounding may make a gate active, or not, now and then.
         np.testing.assert_allclose(two.counters.rows, one.counters.rows, rtol=0.01)
 
 
@@ -217,7 +217,7 @@ def test_a_profile_counts_routing_and_firing(
 
 
 def test_often_chosen_experts_go_to_the_gpu(tmp_path: Path) -> None:
-    """By how often they are chosen times how often their neurons fire then; in blocks where down is by
+    """By how often they are chosen times how often their neurons are active then; in blocks where down is by
     output."""
     for down in ("by_output", "by_neuron"):
         path = expert_golden("tiny-turbosparse", tmp_path, type="Q4_0", down=down).path
@@ -354,7 +354,7 @@ def test_sparsity_auto_says_what_is_read(tmp_path: Path) -> None:
 
 
 def test_neurons_that_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same ones fire on two backends, and each is a bit that belongs to a neuron."""
+    """The same ones are active on two backends, and each is a bit that belongs to a neuron."""
     path = expert_golden("tiny-turbosparse", tmp_path, type="Q8_0", down="by_neuron").path
     one = load(path, LoadOptions(threads=1, sparsity="exact")).session()
     found = []

@@ -1,5 +1,5 @@
-"""Sparse models of experts under a budget of memory: cold neurons' rows are read when they fire, or when a
-predictor names them."""
+"""Sparse models of experts under a budget of memory: cold neurons' rows are read when they are active, or
+when a predictor names them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def opened(path: Path, share: float | None, threads: int = 2) -> Session:
 
 
 def made_up_profile(path: Path) -> Profile:
-    """Neurons fire as chance would have it, and so are experts chosen."""
+    """Neurons are active at random, and experts are chosen at random."""
     random = np.random.default_rng(3)
     with open_gguf(path) as file:
         sizes = file_sizes(file, Config.from_metadata(file.metadata, file.magic, file.tensors), 64, "f16")

@@ -255,7 +255,7 @@ def test_the_timeline_of_two_sides(half: Path) -> None:
         own = [span for span in spans if span.side == side]
         assert all(one.start <= one.end <= other.start for one, other in pairwise(own))
     for what in ("attention", "hot ffn", "wait", "cold ffn"):
-        found = [(span.step, span.layer) for span in spans if span.what == what]
+        found = [(span.step, span.layer) for span in spans if span.name == what]
         assert found == [(step, layer) for step in range(4) for layer in range(6)], what
     overlap = timeline.overlap()
     assert overlap is not None and 0 <= overlap <= 1

@@ -86,7 +86,8 @@ def test_down_by_output_runs_sparse(folder: Path, type: str) -> None:
 
 @pytest.mark.parametrize("layers", [2, 6])
 def test_blocks_of_which_no_neuron_can_be_taken_are_said(tmp_path: Path, layers: int) -> None:
-    """Down of Q3_K by output is added whole, whatever fires; where that is so in all layers, auto is off."""
+    """Down of Q3_K by output is added whole, whatever is active; where that is so in all layers, auto is
+    off."""
     path = tmp_path / "m.gguf"
     with open_gguf(model_path()) as file:
         metadata = {**file.metadata, "hotcold.ffn.down_layout": "by_output"}

@@ -154,7 +154,7 @@ def test_two_backends_equal_one(down: str, mode: str, tmp_path: Path) -> None:
         assert greedy(two) == text
         for part in ("rows", "shared"):
             read, wanted = getattr(two.counters, part), getattr(one.counters, part)
-            # Rounding may make a gate fire, or not, now and then.
+            # Rounding may make a gate active, or not, now and then.
             np.testing.assert_allclose(read[:, :4], wanted[:, :4], rtol=0.01)
 
 
@@ -164,8 +164,8 @@ def text_file(folder: Path) -> Path:
 
 
 def test_a_profile_counts_routing_times_firing(tmp_path: Path) -> None:
-    """Against the reference backend; and a neuron fires as often as its expert is chosen, times how often it
-    fires then."""
+    """Against the reference backend; and a neuron is active as often as its expert is chosen, times how often
+    it is active then."""
     path = ungated_model(tmp_path, "F16")
     found = hotcold.profile(path, text_file(tmp_path), context=64, threads=1)
     slow = hotcold.profile(path, text_file(tmp_path), context=64, backend="reference")

@@ -19,7 +19,7 @@ def test_slopes_and_odds_are_found() -> None:
 
 
 def test_neurons_that_separate_have_finite_odds() -> None:
-    """One that always fires, one that never does, and one that a score tells without error."""
+    """One that is always active, one that never is, and one that a score tells without error."""
     scores = np.linspace(-1, 1, 400, dtype=np.float32)[:, None].repeat(3, axis=1)
     active = np.stack([scores[:, 0] < 9, scores[:, 0] > 9, scores[:, 0] > 0.2], axis=1)
     slopes, odds = log_odds(scores, active)

@@ -1,4 +1,4 @@
-"""Counting what fires, against sets of neurons; PowerInfer's counts, layer by layer."""
+"""Counting active neurons, against sets of neurons; PowerInfer's counts, layer by layer."""
 
 from __future__ import annotations
 

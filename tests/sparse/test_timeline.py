@@ -41,7 +41,7 @@ def timeline() -> Timeline:
 
 def test_spans(timeline: Timeline) -> None:
     def rounded(span: Span) -> tuple[str, str, float, float]:
-        return span.side, span.what, round(span.start, 6), round(span.end, 6)
+        return span.side, span.name, round(span.start, 6), round(span.end, 6)
 
     assert [rounded(span) for span in timeline.spans()] == [
         ("hot", "attention", 0, 10),

@@ -205,7 +205,7 @@ def activate(activation: str, gate: Doubles, threshold: float) -> Doubles:
 
 @dataclass(frozen=True)
 class FFNAnswer:
-    """``out`` of the FFN op, which gates fire and which coefficients are not zero ``[T, N]``."""
+    """``out`` of the FFN op, which gates are active and which coefficients are not zero ``[T, N]``."""
 
     out: Answer
     active_gates: Bools

@@ -23,7 +23,7 @@ def ungated_model(
     folder: Path, type: str = "Q8_0", down: str = "by_output", *, twin: bool = False, factor: bool = True
 ) -> Path:
     """A model with experts and shared experts of this block type, all else in F32. About a quarter of the
-    neurons fires. Its ``twin`` has a gate that is a copy of up, and relu: relu(u) u is relu(u)^2. Without
+    neurons is active. Its ``twin`` has a gate that is a copy of up, and relu: relu(u) u is relu(u)^2. Without
     ``factor`` the shared expert has none."""
     checkpoint = open_checkpoint(golden_checkpoint("tiny-qwen2moe"))
     random = np.random.default_rng(7)

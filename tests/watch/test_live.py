@@ -71,7 +71,7 @@ def run(session: Session, *, watched: bool = True) -> tuple[Request, list[Frame]
 
 
 def unpacked(layout: MapLayout, frame: Frame) -> dict[int, Bools]:
-    """By token, which cells fired, where each is one neuron."""
+    """By token, which cells are active, where each is one neuron."""
     assert layout.bits == 1
     if not frame.of:
         return {}
@@ -81,8 +81,8 @@ def unpacked(layout: MapLayout, frame: Frame) -> dict[int, Bools]:
 
 
 def truth(model: LoadedModel, request: Request, mask_name: str = "active") -> dict[int, Bools]:
-    """By token, which of all neurons fired to choose it, in the order of the file: every token of the text
-    once more by the decode rule, on one backend, with masks that the test itself gives to the FFNs."""
+    """By token, which of all neurons were active to choose it, in the order of the file: every token of the
+    text once more by the decode rule, on one backend, with masks that the test itself gives to the FFNs."""
     found: list[Bools] = []
     masks: list[Any] = []
 
@@ -101,7 +101,7 @@ def truth(model: LoadedModel, request: Request, mask_name: str = "active") -> di
 
 
 def shown_order(model: LoadedModel) -> npt.NDArray[np.int64]:
-    """Returns the file's neuron of each cell: by layer first hot ones, each part with what fires most
+    """Returns the file's neuron of each cell: by layer first hot ones, each part with the most active
     first."""
     profile = model_path().with_suffix(".profile.gguf")
     masks = getattr(model.devices, "masks", None)

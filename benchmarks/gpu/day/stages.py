@@ -70,12 +70,12 @@ def compare(*arguments: str) -> Callable[[float], list[str]]:
     take 15 s more to end."""
 
     def command(seconds: float) -> list[str]:
-        found = python(HERE.parent / "compare.py", "--json", WORK / "report.json", *arguments)
-        found += ["--minutes", f"{max(seconds - 16, 0.75 * seconds) / 60:.3f}", "--hardware", str(hardware())]
-        found += ["--gpu", chosen_gpu()]
+        words = python(HERE.parent / "compare.py", "--json", WORK / "report.json", *arguments)
+        words += ["--minutes", f"{max(seconds - 16, 0.75 * seconds) / 60:.3f}", "--hardware", str(hardware())]
+        words += ["--gpu", chosen_gpu()]
         if (WORK / "llama").exists():
-            found += ["--llama-bench", str(llama_program())]
-        return found + ["--small"] * SMALL
+            words += ["--llama-bench", str(llama_program())]
+        return words + ["--small"] * SMALL
 
     return command
 
@@ -85,11 +85,11 @@ def slice_of(model: str) -> Callable[[float], list[str]]:
 
 
 def op_table(seconds: float) -> list[str]:
-    found = python(HERE.parent / "op_table.py", "--gpu", chosen_gpu(), "--seconds", 0.7 * seconds)
-    found += ["--jobs", str(JOBS)]
+    command = python(HERE.parent / "op_table.py", "--gpu", chosen_gpu(), "--seconds", 0.7 * seconds)
+    command += ["--jobs", str(JOBS)]
     if (DAY / "expected.npz").exists():
-        found += ["--expected", str(DAY / "expected.npz")]
-    return found
+        command += ["--expected", str(DAY / "expected.npz")]
+    return command
 
 
 def doctor(seconds: float) -> list[str]:
@@ -193,8 +193,8 @@ def table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
             measured = [f"{name}: {result[name]}" for name in ("checked", "failed", "same_bits", "left_out")]
         details += [f"  {row['stage']}: {line}"[:100] for line in measured]
     left = TABLE_LINES - len(lines) - 1
-    more = [f"  and {len(details) - left} more in day.json"] if len(details) > left else []
-    return [*lines, *details[:left], *more]
+    rest = [f"  and {len(details) - left} more in day.json"] if len(details) > left else []
+    return [*lines, *details[:left], *rest]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -302,17 +302,17 @@ def validated() -> int:
     said = layers.messages(layer.parent)
     print(done.stdout[-2000:], done.stderr[-2000:], said[:100_000], sep="\n")
     ids = {each.split("]")[0].strip(" []") for each in said.split("Validation ")[1:]}
-    found = {"messages": said.count("Validation "), "kinds": sorted(ids)[:20]}
-    print(json.dumps(found | {"table": last_object(done.stdout)}))
+    figures = {"messages": said.count("Validation "), "kinds": sorted(ids)[:20]}
+    print(json.dumps(figures | {"table": last_object(done.stdout)}))
     return done.returncode or bool(said)
 
 
-def output_of(command: Sequence[str], seconds: float, **more: str) -> str:
+def output_of(command: Sequence[str], seconds: float, **variables: str) -> str:
     """Returns a program's output, or the reason why it does not run."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
-            env=os.environ | more,
+            env=os.environ | variables,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         return f"$ {' '.join(command)}\n{error}\n"
@@ -338,8 +338,8 @@ def write_why() -> None:
             library = json.loads(text)["ICD"]["library_path"]
         except (ValueError, KeyError):
             continue
-        found = library if "/" in library else f"$(ldconfig -p | grep -m1 -o '/.*{library}')"
-        parts.append(output_of(["sh", "-c", f"ldd {found}"], 1))
+        path = library if "/" in library else f"$(ldconfig -p | grep -m1 -o '/.*{library}')"
+        parts.append(output_of(["sh", "-c", f"ldd {path}"], 1))
     (OUT / "why.txt").write_text("\n".join(parts), encoding="utf-8")
     print(f"no device: {OUT / 'why.txt'} has what is needed to find out why")
 

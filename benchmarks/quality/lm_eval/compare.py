@@ -53,16 +53,16 @@ TOKENIZER = {
 def passages(text: str, count: int, words: int) -> list[str]:
     """Stretches of whole sentences with a bound on their words, evenly spread over a text."""
     sentences = re.split(r"(?<=[.!?]) +", " ".join(text.split()))
-    found: list[str] = []
+    all_passages: list[str] = []
     passage: list[str] = []
     for sentence in sentences:
         if passage and len(" ".join([*passage, sentence]).split()) > words:
-            found.append(" ".join(passage))
+            all_passages.append(" ".join(passage))
             passage = []
         if len(sentence.split()) <= words:
             passage.append(sentence)
-    step = max(1, len(found) // count)
-    return found[::step][:count]
+    step = max(1, len(all_passages) // count)
+    return all_passages[::step][:count]
 
 
 def predictor_of(mode: str, predictor: Path | None) -> Path | None:
@@ -91,10 +91,10 @@ def run_harness(program: str, folder: Path, address: str, context: int, concurre
     environment.pop("PYTHONPATH", None)
     subprocess.run(command, cwd=folder, env=environment, check=True)
     (results,) = out.rglob("results_*.json")
-    found = json.loads(results.read_text(encoding="utf-8"))
+    report = json.loads(results.read_text(encoding="utf-8"))
     return {
-        "results": {task: found["results"][task] for task in TASKS},
-        "version": found.get("lm_eval_version"),
+        "results": {task: report["results"][task] for task in TASKS},
+        "version": report.get("lm_eval_version"),
         "passages": {task: samples(out, task) for task in TASKS},
     }
 
@@ -138,10 +138,10 @@ def own_scores(
         loaded.close()
 
 
-def compare(mode: str, harness: dict[str, Any], own: dict[str, Any], tokens: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"sparsity": mode, "active_share": own["active_share"], "tokens": tokens}
+def compare(mode: str, harness: dict[str, Any], hotcold: dict[str, Any], tokens: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"sparsity": mode, "active_share": hotcold["active_share"], "tokens": tokens}
     for task in TASKS:
-        theirs, ours = harness["passages"][task], own["passages"][task]
+        theirs, ours = harness["passages"][task], hotcold["passages"][task]
         assert len(theirs) == len(ours)
         worst = max(abs(a - b) for a, b in zip(theirs, ours, strict=True))
         row[task] = {
@@ -206,8 +206,8 @@ def main() -> int:
                 harness = run_harness(
                     str(Path(program).absolute()), folder, process.url, args.context, args.concurrent
                 )
-            own = own_scores(args.model, mode, predictor, args.context, texts)
-            rows.append(compare(mode, harness, own, count_tokens(args.model, texts)))
+            our_scores = own_scores(args.model, mode, predictor, args.context, texts)
+            rows.append(compare(mode, harness, our_scores, count_tokens(args.model, texts)))
             if args.json:
                 report = {"lm_eval": harness["version"], "passages": len(texts), "rows": rows}
                 args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")

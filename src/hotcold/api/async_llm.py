@@ -228,9 +228,9 @@ class AsyncLLM:
         try:
             await self.front.close(drain_s)
         finally:
-            for each in (self._grammars, self._template):
-                if each is not None:
-                    await asyncio.to_thread(each.close)
+            for process in (self._grammars, self._template):
+                if process is not None:
+                    await asyncio.to_thread(process.close)
 
     async def __aenter__(self) -> Self:
         await self.start()

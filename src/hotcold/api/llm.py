@@ -194,9 +194,9 @@ class LLM:
             engine.session.close()
         elif engine is not None:
             engine.model.close()
-        for each in (self._template, self._grammars):
-            if each is not None:
-                each.close()
+        for process in (self._template, self._grammars):
+            if process is not None:
+                process.close()
 
     def __enter__(self) -> Self:
         return self

@@ -154,9 +154,9 @@ class CallForms:
             rest = text[at:].lstrip(SPACE.characters)
             closing = next(
                 (
-                    each.closing
-                    for each in self._wrappers
-                    if rest.startswith(each.closing) and _is_open(each, opening_text)
+                    wrapper.closing
+                    for wrapper in self._wrappers
+                    if rest.startswith(wrapper.closing) and _is_open(wrapper, opening_text)
                 ),
                 None,
             )
@@ -203,29 +203,29 @@ class _Matcher:
 def regex(pattern: Pattern, escaped: Callable[[str], str]) -> str:
     """Returns the pattern as a regular expression."""
     parts = []
-    for each in pattern:
-        if isinstance(each, str):
-            parts.append(escaped(each))
-        elif isinstance(each, Run):
-            parts.append(f"[{escaped(each.characters)}]*")
+    for part in pattern:
+        if isinstance(part, str):
+            parts.append(escaped(part))
+        elif isinstance(part, Run):
+            parts.append(f"[{escaped(part.characters)}]*")
         else:
-            inner = "|".join(regex(sequence, escaped) for sequence in each.sequences)
-            parts.append(f"({inner}){{{each.least},{each.most}}}")
+            inner = "|".join(regex(sequence, escaped) for sequence in part.sequences)
+            parts.append(f"({inner}){{{part.least},{part.most}}}")
     return "".join(parts)
 
 
 def _part(pattern: Pattern, behind: str = r"(?!)") -> str:
     """Returns a regular expression for texts that end within the pattern; ``behind`` follows it."""
     expression = behind
-    for each in reversed(pattern):
-        if isinstance(each, str):
-            for character in reversed(each):
+    for part in reversed(pattern):
+        if isinstance(part, str):
+            for character in reversed(part):
                 expression = rf"(?:\Z|{re.escape(character)}{expression})"
-        elif isinstance(each, Run):
-            expression = rf"{regex((each,), re.escape)}(?:\Z|{expression})"
+        elif isinstance(part, Run):
+            expression = rf"{regex((part,), re.escape)}(?:\Z|{expression})"
         else:
-            parts = "|".join(_part(sequence) for sequence in each.sequences)
+            parts = "|".join(_part(sequence) for sequence in part.sequences)
             # Some of the repetitions are complete. The text ends within another one, or after all of them.
-            repeated = regex((replace(each, least=0),), re.escape)
-            expression = rf"(?:{regex((each,), re.escape)}{expression}|{repeated}(?:{parts}))"
+            repeated = regex((replace(part, least=0),), re.escape)
+            expression = rf"(?:{regex((part,), re.escape)}{expression}|{repeated}(?:{parts}))"
     return expression

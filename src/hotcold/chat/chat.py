@@ -352,13 +352,13 @@ def _joins(before: str, text: str) -> str:
 
 def _special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns the names of tokens as templates know them, without tokens that the file does not have."""
-    found = {}
+    tokens = {}
     for name, key in _SPECIAL_TOKENS.items():
         id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         id = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}.get(key, id)
         if isinstance(id, int) and 0 <= id < tokenizer.vocab_size:
-            found[name] = tokenizer.piece(id).decode(errors="replace")
-    return found
+            tokens[name] = tokenizer.piece(id).decode(errors="replace")
+    return tokens
 
 
 def _mark_end(message: Message, end: str) -> None:

@@ -210,8 +210,8 @@ def _deep(value: object) -> bool:
     for _ in range(MOST_LEVELS):
         level = [
             inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each)  # type: ignore[attr-defined]
+            for container in level
+            for inner in (container.values() if isinstance(container, dict) else container)  # type: ignore[attr-defined]
             if isinstance(inner, dict | list)
         ]
     return bool(level)

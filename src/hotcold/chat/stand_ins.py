@@ -293,9 +293,9 @@ def texts_of(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             yield from texts_of(key)
-            yield from texts_of(each)
+            yield from texts_of(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from texts_of(each)
+        for item in value:
+            yield from texts_of(item)

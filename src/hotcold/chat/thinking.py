@@ -41,9 +41,9 @@ KNOWN = (
 def thinking_of(template: str) -> Thinking | None:
     """Returns the marks of thinking that a template writes or searches for; None if it has none. A template
     that only removes earlier thinking searches for its end."""
-    for each in KNOWN:
-        if each.start in template or each.end in template:
-            return each
+    for thinking in KNOWN:
+        if thinking.start in template or thinking.end in template:
+            return thinking
     return None
 
 

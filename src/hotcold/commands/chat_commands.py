@@ -15,7 +15,7 @@ from hotcold.values import LARGEST, printable, whole
 @dataclass(frozen=True)
 class _Command:
     usage: str
-    what: str
+    description: str
     run: Callable[[Terminal, str], None]  #: is called with the text after the name
 
     @property
@@ -54,15 +54,15 @@ def completions(line: str) -> list[str]:
     except (UserError, OSError):
         return []
     before = argument.removesuffix(start)
-    found = (
+    candidates = (
         f"{before}{each.name}{'/' if each.is_dir() else ''}" for each in paths if each.name.startswith(start)
     )
-    return sorted(found)
+    return sorted(candidates)
 
 
 def _help(_terminal: Terminal, _argument: str) -> None:
     for command in COMMANDS.values():
-        say(f"{command.usage:<18}{command.what}")
+        say(f"{command.usage:<18}{command.description}")
     say(f"{'/quit':<18}end the chat, as Ctrl-D does")
     say('A \\ at the end of a line, or """ before and after, make several lines one')
     say("message. Ctrl-C stops an answer, which stays as far as it came.")
@@ -139,12 +139,12 @@ def _set(terminal: Terminal, argument: str) -> None:
     name, _, text = argument.partition(" ")
     name, text = name.lstrip("-").replace("_", "-"), text.strip()
     if not name:
-        for each, field in _NUMBERS.items():
+        for setting, field in _NUMBERS.items():
             value = getattr(terminal.params, field)
-            say(f"{each:<18}{'random' if value is None else value}")
+            say(f"{setting:<18}{'random' if value is None else value}")
         say(f"{'n':<18}{-1 if terminal.max_tokens == LARGEST else terminal.max_tokens}")
-        for each, value in terminal.values.items():
-            say(f"{each:<18}{value}")
+        for setting, value in terminal.values.items():
+            say(f"{setting:<18}{value}")
     elif name in ("n", "n-predict"):
         terminal.max_tokens = LARGEST if text == "-1" else whole("n", _number(name, text, is_whole=True), 1)
     elif name == "seed" and text == "-1":

@@ -91,8 +91,8 @@ class _Words:
                 break
             if not _is_option(word):
                 self._found.append(word)
-            elif own := self._own(word):
-                self._found += own
+            elif words_of_ours := self._own(word):
+                self._found += words_of_ours
             else:
                 self._foreign(word)
         return self._found, self._notes

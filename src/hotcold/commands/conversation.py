@@ -65,8 +65,8 @@ class Conversation:
         if not path.is_file():
             raise UserError(f"{printable(str(path), 4096)} is not a file: give one that /save wrote")
         try:
-            found: Any = json.loads(read_text(path))
-            messages = check_messages(found["messages"])
+            saved: Any = json.loads(read_text(path))
+            messages = check_messages(saved["messages"])
             messages = [{**each, "content": content_text(each["content"])} for each in messages]
         except (KeyError, TypeError, RecursionError):
             raise UserError(

@@ -89,8 +89,8 @@ class MarkdownDisplay:
         from hotcold.commands.markdown import blocks
 
         text = text.translate(_CONTROLS)
-        found = blocks(text)
-        self._open = text[found[-1].start :] if found else text
+        parsed = blocks(text)
+        self._open = text[parsed[-1].start :] if parsed else text
 
     def end(self, *, always: bool = False) -> None:
         self._draw(last=True)
@@ -162,12 +162,12 @@ class MarkdownDisplay:
         from hotcold.commands.markdown import plain_lines
 
         console, style = self._with_styles(), "italic" if colourless() else "dim"
-        found: list[tuple[int, list[str]]] = []
+        paragraphs: list[tuple[int, list[str]]] = []
         start = 0
         for line in text.rstrip().split("\n"):
-            found.append((start, plain_lines(line, style, console) or [""]))
+            paragraphs.append((start, plain_lines(line, style, console) or [""]))
             start += len(line) + 1
-        return found
+        return paragraphs
 
     def _with_styles(self) -> "Console":
         if self._console is None:

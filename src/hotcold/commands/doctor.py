@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with phases() as advance:
-        found = hotcold.doctor(
+        diagnosis = hotcold.doctor(
             gpu=args.gpu,
             again=args.again,
             output=args.output,
@@ -45,5 +45,5 @@ def run(args: argparse.Namespace) -> int:
             progress=advance,
             show=lambda section: print(in_flags(section), flush=True),
         )
-    options.print_notes(found.notes)
-    return options.end(args, found.report() | {"gpu_reason": in_flags(found.gpu_reason)})
+    options.print_notes(diagnosis.notes)
+    return options.end(args, diagnosis.report() | {"gpu_reason": in_flags(diagnosis.gpu_reason)})

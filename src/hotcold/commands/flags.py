@@ -24,8 +24,8 @@ def in_flags(text: str) -> str:
     return _NAME.sub(_flag, text)
 
 
-def _flag(found: re.Match[str]) -> str:
-    flag = FLAGS.get(found[1])
+def _flag(match: re.Match[str]) -> str:
+    flag = FLAGS.get(match[1])
     if flag is None:
-        return found[0]
-    return flag if found[2] is None else f"{flag} {found[2]}"
+        return match[0]
+    return flag if match[2] is None else f"{flag} {match[2]}"

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     control_tokens.note_files(args, model, args.file)
     start = time.perf_counter()
     with phases() as advance:
-        found = imatrix(
+        matrix = imatrix(
             model,
             args.file,
             special=args.special,
@@ -66,18 +66,18 @@ def run(args: argparse.Namespace) -> int:
             progress=advance,
         )
     seconds = time.perf_counter() - start
-    notes = _notes(found)
+    notes = _notes(matrix)
     options.print_notes(notes)
-    tokens = found.chunks * found.chunk_size
-    windows = f"{tokens} tokens ({found.chunks} windows of {found.chunk_size})"
-    print(f"{args.output}: inputs of {len(found)} matrices over {windows}, {tokens / seconds:.0f} tok/s")
+    tokens = matrix.chunks * matrix.chunk_size
+    windows = f"{tokens} tokens ({matrix.chunks} windows of {matrix.chunk_size})"
+    print(f"{args.output}: inputs of {len(matrix)} matrices over {windows}, {tokens / seconds:.0f} tok/s")
     return options.end(
         args,
         {
             "output": str(args.output),
-            "matrices": len(found),
-            "chunks": found.chunks,
-            "chunk_size": found.chunk_size,
+            "matrices": len(matrix),
+            "chunks": matrix.chunks,
+            "chunk_size": matrix.chunk_size,
             "tokens": tokens,
             "seconds": round(seconds, 3),
             "notes": notes,
@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _notes(found: ImportanceMatrix) -> list[str]:
-    missed = {name: int((each.counts == 0).sum()) for name, each in found.items()}
-    if not (some := [name for name, experts in missed.items() if experts]):
+def _notes(matrix: ImportanceMatrix) -> list[str]:
+    missed = {name: int((each.counts == 0).sum()) for name, each in matrix.items()}
+    if not (incomplete := [name for name, experts in missed.items() if experts]):
         return []
-    most = max(some, key=missed.__getitem__)
-    got = f"{len(some)} matrices have experts that no token chose ({most}: {missed[most]})"
+    most = max(incomplete, key=missed.__getitem__)
+    got = f"{len(incomplete)} matrices have experts that no token chose ({most}: {missed[most]})"
     return [f"{got}: the weights of such experts count equally; use more text"]

@@ -135,9 +135,11 @@ def _guesses(file: GGUFFile, config: Config | None) -> str | None:
     """Returns the draft block of the file, or why it is not used; None: the file has none."""
     if config is None or not config.drafting:
         return None
-    found, why = with_draft(config, file.tensors)
+    with_block, why = with_draft(config, file.tensors)
     return (
-        f"draft block blk.{config.layers}, {options.size(draft_bytes(file, found))}" if found.draft else why
+        f"draft block blk.{config.layers}, {options.size(draft_bytes(file, with_block))}"
+        if with_block.draft
+        else why
     )
 
 

@@ -53,10 +53,10 @@ class LineInput:
         lines = [line]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
-            more = self._line(MORE)
-            if more is None:
+            next_line = self._line(MORE)
+            if next_line is None:
                 break
-            lines.append(more)
+            lines.append(next_line)
         return "\n".join(lines)
 
     def typed(self) -> bool:
@@ -70,13 +70,13 @@ class LineInput:
 
     def _quoted(self, line: str) -> str:
         lines: list[str] = []
-        more: str | None = line
-        while more is not None:
-            before, quotes, _ = more.partition(_QUOTES)
+        next_line: str | None = line
+        while next_line is not None:
+            before, quotes, _ = next_line.partition(_QUOTES)
             lines.append(before)
             if quotes:
                 break
-            more = self._line(MORE)
+            next_line = self._line(MORE)
         return "\n".join(lines).strip("\n")
 
     def _line(self, prompt: str) -> str | None:
@@ -106,13 +106,13 @@ def _readline() -> ModuleType | None:
 
 def _complete(readline: ModuleType, completions: Completions) -> None:
     """Lets the tab key complete commands. In other lines it does nothing."""
-    found: list[str] = []
+    candidates: list[str] = []
 
     def complete(_word: str, number: int) -> str | None:
         line = readline.get_line_buffer()[: readline.get_endidx()]
         if number == 0:
-            found[:] = completions(line) if line.startswith("/") else []
-        return found[number] if number < len(found) else None
+            candidates[:] = completions(line) if line.startswith("/") else []
+        return candidates[number] if number < len(candidates) else None
 
     readline.set_completer_delims(" ")
     readline.set_completer(complete)

@@ -15,23 +15,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = [each for each in cached() if args.name is None or each.repo == args.name.repo]
+    models = [model for model in cached() if args.name is None or model.repo == args.name.repo]
     if not args.json:
-        lines = [_line(each) for each in found]
+        lines = [_line(model) for model in models]
         print("\n".join(lines) if lines else _nothing(args.name))
     report = {
         "folder": str(cache_folder()),
         "models": [
             {
-                "model": f"hf:{each.repo}/{each.file}" if each.file else None,
-                "repo": each.repo,
-                "files": each.files,
-                "bytes": each.nbytes,
-                "commit": each.commit or None,
-                "refs": list(each.refs),
-                "path": str(each.path),
+                "model": f"hf:{model.repo}/{model.file}" if model.file else None,
+                "repo": model.repo,
+                "files": model.files,
+                "bytes": model.nbytes,
+                "commit": model.commit or None,
+                "refs": list(model.refs),
+                "path": str(model.path),
             }
-            for each in found
+            for model in models
         ],
     }
     return options.end(args, report)

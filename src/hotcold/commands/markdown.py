@@ -93,7 +93,7 @@ def blocks(text: str) -> list[Block]:
     starts = [0]
     for line in text.split("\n"):
         starts.append(starts[-1] + len(line) + 1)
-    found: list[Block] = []
+    parsed: list[Block] = []
     tokens: list[Token] = []
     start = 0
     for token in _PARSER.parse(text):
@@ -103,19 +103,19 @@ def blocks(text: str) -> list[Block]:
         tokens.append(token)
         if token.level == 0 and token.nesting <= 0:
             end = starts[tokens[0].map[1]] if tokens[0].map else len(text)
-            found.append(Block(start, tokens, text[start:end]))
+            parsed.append(Block(start, tokens, text[start:end]))
             tokens = []
-    return found
+    return parsed
 
 
 def _as_written(token: Token) -> None:
     """Keeps line breaks, and shows addresses of links without a text."""
     if token.children is None:
         return
-    token.children = [each for each in token.children if each.info != "auto"]
-    for each in token.children:
-        if each.type == "softbreak":
-            each.type = "hardbreak"
+    token.children = [child for child in token.children if child.info != "auto"]
+    for child in token.children:
+        if child.type == "softbreak":
+            child.type = "hardbreak"
 
 
 def lines_of(block: Block, console: Console) -> list[str]:

@@ -85,12 +85,12 @@ def number(text: str) -> float:
 
 def logit_bias(text: str) -> tuple[int, float]:
     """Parses ``15043+1``, ``15043-0.5`` and ``15043-inf``: a token id and the bias of its logit."""
-    found = re.fullmatch(r"([0-9]{1,10})([+-](?:[0-9]{1,9}(?:\.[0-9]{1,9})?)|-inf)", text)
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,10})([+-](?:[0-9]{1,9}(?:\.[0-9]{1,9})?)|-inf)", text)
+    if not match:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a token id and a bias such as 15043+1 or 15043-inf"
         )
-    return int(found[1]), float(found[2])
+    return int(match[1]), float(match[2])
 
 
 def byte_size(text: str) -> int:
@@ -453,30 +453,30 @@ def sampling_given(args: argparse.Namespace) -> dict[str, Any]:
     value is not allowed."""
     from hotcold.runtime.sampling import SamplingParams
 
-    found = {field: getattr(args, name) for name, field in _SAMPLING.items()}
-    found = {field: value for field, value in found.items() if value is not None}
+    fields_given = {field: getattr(args, name) for name, field in _SAMPLING.items()}
+    fields_given = {field: value for field, value in fields_given.items() if value is not None}
     if args.logit_bias:
-        found["logit_bias"] = dict(args.logit_bias)
+        fields_given["logit_bias"] = dict(args.logit_bias)
     if args.seed >= 0:
-        found["seed"] = args.seed
-    SamplingParams(**found)
-    return found
+        fields_given["seed"] = args.seed
+    SamplingParams(**fields_given)
+    return fields_given
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of :func:`add_model_options`, as options of loading."""
-    found = {
+    settings = {
         "threads": args.threads,
         "context": args.ctx_size,
         "backend": args.backend,
         "cache_type": cache_type(args),
     }
     if "chat_template" in args:
-        found["chat_template"] = chat_template(args)
+        settings["chat_template"] = chat_template(args)
     if "pooling" in args:
-        found["pooling"] = args.pooling
+        settings["pooling"] = args.pooling
     if "sparsity" in args:
-        found |= {
+        settings |= {
             "sparsity": args.sparsity,
             "predictor": args.predictor,
             "gpu": args.gpu,
@@ -486,7 +486,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
             "hot_backend": args.hot_backend,
             "hot_threads": args.hot_threads,
         }
-    return found
+    return settings
 
 
 def draft_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -494,16 +494,16 @@ def draft_options(args: argparse.Namespace) -> dict[str, Any]:
     return {"draft_max": args.draft_max, "draft": local_model(args.draft)}
 
 
-def load_session(args: argparse.Namespace, **more: Any) -> "Session":
+def load_session(args: argparse.Namespace, **further: Any) -> "Session":
     """Loads the given model with a progress bar, opens a session of it, and prints its notes to stderr.
-    ``more`` are further fields of :class:`~hotcold.runtime.options.AllOptions`."""
+    ``further`` are further fields of :class:`~hotcold.runtime.options.AllOptions`."""
     from hotcold.runtime.loading import load
 
     if "draft_max" in args:
-        more |= draft_options(args)
+        further |= draft_options(args)
     path = local_model(args.model)
     with progress(LOADING, in_bytes=True) as advance:
-        model = load(path, {**model_options(args), **more}, advance)
+        model = load(path, {**model_options(args), **further}, advance)
     session = model.session()
     print_notes_of(session, verbose=args.verbose)
     return session

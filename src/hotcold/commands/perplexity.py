@@ -113,8 +113,8 @@ def _base_model(args: argparse.Namespace) -> "LoadedModel | None":
     from hotcold.runtime.loading import load
 
     path = options.local_model(args.compare_file)
-    own = {"sparsity": "off", "predictor": None, "draft_max": 0, "default_context": options.TEXT_WINDOW}
-    settings = options.model_options(args) | own
+    overrides = {"sparsity": "off", "predictor": None, "draft_max": 0, "default_context": options.TEXT_WINDOW}
+    settings = options.model_options(args) | overrides
     if args.placement is not None:  # for the candidate's neurons, together with the options that need it
         settings |= {"placement": None, "hot_backend": None, "hot_threads": None}
     with progress(LOADING, in_bytes=True) as advance:

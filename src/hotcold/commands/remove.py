@@ -16,12 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     gone = hub_cache.remove(args.name)
-    nbytes = sum(each.nbytes for each in gone)
+    nbytes = sum(model.nbytes for model in gone)
     if not args.json:
-        for each in gone:
-            what = (
-                f"hf:{each.repo}/{each.file} at {each.commit[:12]}" if each.file else "an unfinished download"
+        for model in gone:
+            label = (
+                f"hf:{model.repo}/{model.file} at {model.commit[:12]}"
+                if model.file
+                else "an unfinished download"
             )
-            print(f"removed {printable(what, 2000)}, {options.size(each.nbytes)}")
-    report = {"removed": [each.file for each in gone], "bytes": nbytes}
+            print(f"removed {printable(label, 2000)}, {options.size(model.nbytes)}")
+    report = {"removed": [model.file for model in gone], "bytes": nbytes}
     return options.end(args, report)

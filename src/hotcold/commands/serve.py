@@ -177,14 +177,14 @@ def _body_size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    found: Any = {
+    llm_options: Any = {
         **options.model_options(args),
         **options.draft_options(args),
         "sequences": args.parallel,
         "cache_positions": args.cache_positions,
         "state_copies": args.state_copies,
     }
-    complete(found)  # raises UserError before anything is opened
+    complete(llm_options)  # raises UserError before anything is opened
     settings = _settings(args)
     model = options.local_model(args.model)
     with open_gguf(file_of(model)):  # refuses a file that is not a model before anything starts
@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
     from hotcold.api.async_llm import AsyncLLM
     from hotcold.server.run import serve
 
-    llm = AsyncLLM(model, max_waiting=args.max_waiting, **found)
+    llm = AsyncLLM(model, max_waiting=args.max_waiting, **llm_options)
     return serve(llm, settings, args.alias, partial(_say_ready, verbose=args.verbose))
 
 

@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     )
     settings = SparsifyOptions(**{name: getattr(args, name) for name in names}, special=not args.no_special)
     with progress("training") as advance:
-        found = sparsify(
+        sparsified = sparsify(
             args.checkpoint,
             sources,
             args.output,
@@ -148,8 +148,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if os.environ.get("RANK", "0") != "0":  # the first process of torchrun prints
         return 0
-    _print_end(args, found)
-    return options.end(args, found.report() | {"output": str(args.output)})
+    _print_end(args, sparsified)
+    return options.end(args, sparsified.report() | {"output": str(args.output)})
 
 
 def source(given: str) -> "Source":
@@ -181,21 +181,21 @@ def _print_layers(zeros: list[float]) -> None:
     print(indented, file=sys.stderr)
 
 
-def _print_end(args: argparse.Namespace, found: "Sparsified") -> None:
-    measured, control = found.measured, found.control
-    ratios = f"{measured.perplexity / found.original.perplexity:.3f} of the original's"
+def _print_end(args: argparse.Namespace, sparsified: "Sparsified") -> None:
+    measured, control = sparsified.measured, sparsified.control
+    ratios = f"{measured.perplexity / sparsified.original.perplexity:.3f} of the original's"
     divergences = f"{measured.divergence:.3f} nats from the original"
     print(f"perplexity of {measured.tokens} tokens of {args.held_out or 'held-out text'}:")
-    print(f"  the original: {found.original.perplexity:.2f}")
+    print(f"  the original: {sparsified.original.perplexity:.2f}")
     if control is not None:
         print(f"  the control:  {control.perplexity:.2f}, the original trained on the same tokens")
         ratios += f", {measured.perplexity / control.perplexity:.3f} of the control's"
-        divergences += f", {found.control_divergence:.3f} from the control"
+        divergences += f", {sparsified.control_divergence:.3f} from the control"
     else:
         print("  the control:  not trained; --control trains the original on the same tokens")
     print(f"  sparse:       {measured.perplexity:.2f}, {ratios}")
     print(f"divergence: {divergences}")
-    thresholds = sorted(found.choice.thresholds)
+    thresholds = sorted(sparsified.choice.thresholds)
     print(f"zeros {measured.mean_zeros:.1%}, thresholds {thresholds[0]:.3g} to {thresholds[-1]:.3g}")
     _print_layers(measured.zeros)
     print(f"{args.work or f'{args.output}.work'}: state of the run, for more --tokens; may be deleted")

@@ -66,17 +66,19 @@ def layer_tensors(
     checkpoint: Checkpoint, layer: int, sizes: Mapping[str, int], down_layout: str
 ) -> list[Source]:
     """A layer's matrices, and the norms inside it."""
-    hf, blk, found = f"model.layers.{layer}.", f"blk.{layer}.", []
+    hf, blk, sources = f"model.layers.{layer}.", f"blk.{layer}.", []
     for origin, target, letters in _MATRICES:
         shape = sizes[letters[0]], sizes[letters[1]]
         names = f"{blk}{target}.weight", f"{hf}{origin}.weight"
         if "ternary" in checkpoint.config:
-            found.append(_ternary(checkpoint, *names, shape))
+            sources.append(_ternary(checkpoint, *names, shape))
         else:
-            found.append(loaded(checkpoint, names[0], [names[1]], shape))
+            sources.append(loaded(checkpoint, names[0], [names[1]], shape))
     for origin, target, letter in _NORMS:
-        found.append(loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], (sizes[letter],)))
-    return found
+        sources.append(
+            loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], (sizes[letter],))
+        )
+    return sources
 
 
 def _ternary(checkpoint: Checkpoint, target: str, origin: str, shape: tuple[int, int]) -> Source:

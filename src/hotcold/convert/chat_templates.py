@@ -57,8 +57,8 @@ def _from_settings(settings: Settings) -> Templates:
     """Templates in the key ``chat_template``: one, or a list of objects with ``name`` and ``template``."""
     if "chat_template" not in settings:
         return {}
-    found = settings.values["chat_template"]
-    entries = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    stated = settings.values["chat_template"]
+    entries = stated if isinstance(stated, list) else [{"name": "default", "template": stated}]
     _check_number(settings.path, len(entries))
     named = []
     for entry in entries:

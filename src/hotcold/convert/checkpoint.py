@@ -89,9 +89,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise ConvertError(f"{folder} is not a folder: a Hugging Face checkpoint folder is needed")
     has_config = (folder / "config.json").is_file()
     if not has_config or not any((folder / name).is_file() for name in WEIGHTS):
-        for name, what in _OTHER_FOLDERS.items():
+        for name, description in _OTHER_FOLDERS.items():
             if (folder / name).is_file():
-                raise ConvertError(f"{folder} is {what}")
+                raise ConvertError(f"{folder} is {description}")
     if not has_config:
         raise ConvertError(f"{folder} has no config.json: a Hugging Face checkpoint folder is needed")
     return _unwrapped(Checkpoint(folder, read_settings(folder / "config.json"), open_tensors(folder)))
@@ -103,13 +103,13 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     if unmerged := next((name for name in checkpoint.files if _UNMERGED.search(name)), None):
         got = f"{checkpoint.folder} has weights and an adapter's matrices ({printable(unmerged)})"
         raise ConvertError(f"{got}: merge them with PEFT's merge_and_unload and save the result")
-    found: dict[str, Stored] = {}
+    files: dict[str, Stored] = {}
     wrapped = ""
     for name, stored in checkpoint.files.items():
-        own = _WRAPPED.sub("", name)
-        if own in found:
-            got = f"{checkpoint.folder} has tensor {printable(own)} twice"
+        inner_name = _WRAPPED.sub("", name)
+        if inner_name in files:
+            got = f"{checkpoint.folder} has tensor {printable(inner_name)} twice"
             raise ConvertError(f"{got}, once with a prefix: save the model again")
-        found[own], wrapped = stored, wrapped or name * (own != name)
+        files[inner_name], wrapped = stored, wrapped or name * (inner_name != name)
     notes = (f"names such as {printable(wrapped)} have prefixes of training tools, which are left out",)
-    return replace(checkpoint, files=found, notes=notes if wrapped else ())
+    return replace(checkpoint, files=files, notes=notes if wrapped else ())

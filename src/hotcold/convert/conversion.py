@@ -169,10 +169,10 @@ def plan_conversion(folder: Path, options: ConvertOptions) -> Plan:
 
 
 def _check_loads(
-    folder: Path, metadata: dict[str, Any], found: Mapping[str, Source], types: Mapping[str, BlockType]
+    folder: Path, metadata: dict[str, Any], sources: Mapping[str, Source], types: Mapping[str, BlockType]
 ) -> None:
     """Raises ConvertError if loading would refuse the file."""
-    infos = {name: TensorInfo(name, source.shape, types[name], 0, 0) for name, source in found.items()}
+    infos = {name: TensorInfo(name, source.shape, types[name], 0, 0) for name, source in sources.items()}
     try:
         Config.from_metadata(metadata, "GGUF", infos)
     except ModelError as error:
@@ -198,20 +198,20 @@ def _left_out(checkpoint: Checkpoint, pattern: str) -> list[str]:
     return [f"predictors inside experts ({len(names)} tensors, such as {shown(names[0])}) are left out"]
 
 
-def _choose_types(found: Mapping[str, Source], wanted: BlockType) -> tuple[dict[str, BlockType], list[str]]:
+def _choose_types(sources: Mapping[str, Source], wanted: BlockType) -> tuple[dict[str, BlockType], list[str]]:
     """The type of each tensor, and notes on tensors that do not get the wanted type."""
-    types = {name: _type_of(source, wanted) for name, source in found.items()}
+    types = {name: _type_of(source, wanted) for name, source in sources.items()}
     notes: list[str] = []
-    head = "output.weight" if "output.weight" in found else "token_embd.weight"
-    if wanted.nbytes < wanted.weights and not found[head].packed:
+    head = "output.weight" if "output.weight" in sources else "token_embd.weight"
+    if wanted.nbytes < wanted.weights and not sources[head].packed:
         # The head affects every token: less than a byte a weight costs more quality than it saves.
         types[head] = block_type("Q8_0")
         notes.append(f"{head} is Q8_0, since errors in the head change every token")
-    narrow = [name for name, type in types.items() if found[name].shape[-1] % type.weights]
+    narrow = [name for name, type in types.items() if sources[name].shape[-1] % type.weights]
     types |= dict.fromkeys(narrow, block_type("F16"))
     if narrow:
         others = f" and {len(narrow) - 1} others stay" if len(narrow) > 1 else " stays"
-        rows = f"rows of {found[narrow[0]].shape[-1]} weights"
+        rows = f"rows of {sources[narrow[0]].shape[-1]} weights"
         needed = f"where {wanted.name} needs a multiple of {wanted.weights}"
         notes.append(f"{narrow[0]}{others} F16: {rows}, {needed}")
     return types, notes

@@ -38,8 +38,8 @@ def numbered(checkpoint: Checkpoint, layers: int) -> tuple[Checkpoint, int]:
         return checkpoint.renamed({old: new.format(layers) for old, new in _NEMOTRON.items()}, ()), 1
     prefixes = {old: f"model.layers.{layers}.{new}" for old, new in _QWEN.items()}
     for name in checkpoint.files:
-        if found := re.match(r"mtp\.layers\.(\d{1,4})\.", name):
-            prefixes[found[0]] = f"model.layers.{layers + int(found[1])}."
+        if match := re.match(r"mtp\.layers\.(\d{1,4})\.", name):
+            prefixes[match[0]] = f"model.layers.{layers + int(match[1])}."
     checkpoint = checkpoint.renamed(prefixes, ())
     count = 0
     while f"model.layers.{layers + count}.eh_proj.weight" in checkpoint.files:
@@ -71,13 +71,13 @@ def block_keys(keys: dict[str, Any], architecture: str, count: int) -> dict[str,
     if not count:
         return keys
     blocks, states = f"{architecture}.block_count", f"{architecture}.attention.recurrent_layers"
-    more: dict[str, Any] = {blocks: keys[blocks] + count, f"{architecture}.nextn_predict_layers": count}
+    extended: dict[str, Any] = {blocks: keys[blocks] + count, f"{architecture}.nextn_predict_layers": count}
     if states in keys:
-        more[states] = [*keys[states], *[False] * count]
+        extended[states] = [*keys[states], *[False] * count]
     for key in (f"{architecture}.{name}" for name in ("attention.head_count_kv", "feed_forward_length")):
-        if isinstance(each := keys.get(key), list):  # a block has attention and an FFN
-            more[key] = [*each, *[max(each)] * count]
-    return {**keys, **more}
+        if isinstance(by_layer := keys.get(key), list):  # a block has attention and an FFN
+            extended[key] = [*by_layer, *[max(by_layer)] * count]
+    return {**keys, **extended}
 
 
 def count_blocks(names: Sequence[str]) -> int:

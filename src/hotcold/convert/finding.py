@@ -67,10 +67,10 @@ def _of_text(config: Settings, layout: Layout) -> tuple[Layout, Settings]:
     if kind not in layout.texts:
         raise text.error("model_type", " or ".join(layout.texts))
     row = layout.texts[kind]
-    own = replace(
+    text_layout = replace(
         LAYOUTS[row], implementation=layout.implementation, prefixes=layout.prefixes, ignored=layout.ignored
     )
-    return own, config.having({"model_type": row})
+    return text_layout, config.having({"model_type": row})
 
 
 def activation(config: Settings, layout: Layout) -> tuple[str, float | list[float]]:

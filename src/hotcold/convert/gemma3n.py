@@ -105,41 +105,41 @@ def gemma3n_keys(config: Settings) -> Facts:
 def layer_tensors(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """A layer's tensors."""
     values, streams = checkpoint.config.values, checkpoint.config.values["streams"]
-    own = {**sizes, "S": streams, "T": streams * streams, "R": values["laurel"], "P": values["layer_input"]}
-    own["N"] = values["neurons"][layer]
+    dims = {**sizes, "S": streams, "T": streams * streams, "R": values["laurel"], "P": values["layer_input"]}
+    dims["N"] = values["neurons"][layer]
     hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
     names = [*_OWN, *((f"{origin}.weight", target, "D") for origin, target in NORMS.items())]
-    found = [
-        loaded(checkpoint, f"{blk}{target}.weight", [hf + origin], tuple(own[letter] for letter in letters))
+    sources = [
+        loaded(checkpoint, f"{blk}{target}.weight", [hf + origin], tuple(dims[letter] for letter in letters))
         for origin, target, letters in names
     ]
-    found += attention(checkpoint, layer, sizes)
+    sources += attention(checkpoint, layer, sizes)
     down = f"{blk}ffn_down.weight", f"{hf}mlp.down_proj.weight"
-    found.append(down_source(checkpoint, *down, (own["D"], own["N"]), down_layout))
-    return found if layer else [*found, *_of_no_layer(checkpoint, own)]
+    sources.append(down_source(checkpoint, *down, (dims["D"], dims["N"]), down_layout))
+    return sources if layer else [*sources, *_of_no_layer(checkpoint, dims)]
 
 
 def _of_no_layer(checkpoint: Checkpoint, sizes: Sizes) -> list[Source]:
     dim, whole, rows = sizes["D"], sizes["L"] * sizes["P"], checkpoint.config.values["input_rows"]
-    found = []
+    sources = []
     for target, origin in (
         ("altup_proj", "altup_projections"),
         ("altup_unembd_proj", "altup_unembed_projections"),
     ):
         names = [f"model.{origin}.{i}.weight" for i in range(sizes["S"] - 1)]
-        found.append(loaded(checkpoint, f"{target}.weight", names, (dim, dim)))
+        sources.append(loaded(checkpoint, f"{target}.weight", names, (dim, dim)))
     table = "per_layer_token_embd.weight", ["model.embed_tokens_per_layer.weight"], (rows, whole)
     longer = partial(_with_first_rows, rows=sizes["V"])
-    found.append(loaded(checkpoint, *table, longer, (sizes["V"], whole)))
+    sources.append(loaded(checkpoint, *table, longer, (sizes["V"], whole)))
     for target, origin, shape in (
         ("per_layer_model_proj", "per_layer_model_projection", (whole, dim)),
         ("per_layer_proj_norm", "per_layer_projection_norm", (sizes["P"],)),
     ):
-        found.append(loaded(checkpoint, f"{target}.weight", [f"model.{origin}.weight"], shape))
-    return found
+        sources.append(loaded(checkpoint, f"{target}.weight", [f"model.{origin}.weight"], shape))
+    return sources
 
 
 def _with_first_rows(values: Array, rows: int) -> Array:
     """The table with ``rows`` rows: tokens beyond its end get its first row, as in the class."""
-    more: Array = np.repeat(values[:1], rows - len(values), axis=0)
-    return np.concatenate([values, more]) if len(more) else values
+    added: Array = np.repeat(values[:1], rows - len(values), axis=0)
+    return np.concatenate([values, added]) if len(added) else values

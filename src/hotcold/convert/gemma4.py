@@ -95,30 +95,30 @@ def _layers_of(text: Settings, layers: int) -> list[Settings]:
     """Returns the keys that each layer sets for itself; numbers of layers may begin with zeros."""
     stated = text.section(PER_LAYER)
     numbers = {str(i).zfill(digits): i for i in range(layers) for digits in range(1, 6)}
-    found = [Settings(text.path, {}) for _ in range(layers)]
+    settings = [Settings(text.path, {}) for _ in range(layers)]
     for name in stated.values:
         if name not in numbers or not stated.section(name).values.keys() <= {*_BY_LAYER}:
             needed = f"an object with numbers of layers below {layers}, each with {' or '.join(_BY_LAYER)},"
             raise text.error(PER_LAYER, needed)
-        found[numbers[name]] = stated.section(name)
-    return found
+        settings[numbers[name]] = stated.section(name)
+    return settings
 
 
 def layers_with_keys(text: Settings, windows: Sequence[bool]) -> int:
     """Returns the number of layers that compute keys and values. Later layers read the keys of the last
     such layer of their kind. ConvertError: there is none."""
-    own = len(windows) - count(text, "num_kv_shared_layers")
-    if own < 1 or {*windows} - {*windows[:own]}:
+    with_keys = len(windows) - count(text, "num_kv_shared_layers")
+    if with_keys < 1 or {*windows} - {*windows[:with_keys]}:
         raise text.error("num_kv_shared_layers", "fewer than have a layer of each kind before them")
-    return own
+    return with_keys
 
 
-def unread_keys(own: int, layers: int) -> list[str]:
+def unread_keys(with_keys: int, layers: int) -> list[str]:
     """Returns the prefixes of stored key and value weights that no layer uses."""
     return [
         f"model.{part}layers.{i}.self_attn.{name}"
         for part in ("", "language_model.")
-        for i in range(own, layers)
+        for i in range(with_keys, layers)
         for name in ("k_", "v_")
     ]
 

@@ -21,7 +21,7 @@ def expert_sources(checkpoint: Checkpoint, layer: int, sizes: Mapping[str, int])
     mlp, blk = f"{_HF.format(layer)}mlp.experts.", _GGUF.format(layer)
     e, n, d = sizes["E"], sizes["M"], sizes["D"]
     sinks = f"{_HF.format(layer)}self_attn.sinks"
-    found = [loaded(checkpoint, f"{blk}attn_sinks.weight", [sinks], (sizes["H"],))]
+    sources = [loaded(checkpoint, f"{blk}attn_sinks.weight", [sinks], (sizes["H"],))]
     for part, name, rows, columns, step in (
         ("gate", "gate_up_proj", n, d, slice(0, None, 2)),
         ("up", "gate_up_proj", n, d, slice(1, None, 2)),
@@ -30,16 +30,16 @@ def expert_sources(checkpoint: Checkpoint, layer: int, sizes: Mapping[str, int])
         stored = rows * (2 if step.step else 1)
         target, shape = f"{blk}ffn_{part}_exps", (e, rows, columns)
         if checkpoint.config.flag("mxfp4", False):
-            found.append(_blocks(checkpoint, f"{target}.weight", mlp + name, shape, stored, step))
+            sources.append(_blocks(checkpoint, f"{target}.weight", mlp + name, shape, stored, step))
         else:
             turn = partial(_transposed, step=step)
             source = loaded(checkpoint, f"{target}.weight", [mlp + name], (e, columns, stored), turn, shape)
-            found.append(source)
+            sources.append(source)
         bias = partial(_every, step=step)
-        found.append(
+        sources.append(
             loaded(checkpoint, f"{target}.bias", [f"{mlp}{name}_bias"], (e, stored), bias, (e, rows))
         )
-    return found
+    return sources
 
 
 def _every(values: Array, step: slice) -> Array:

@@ -40,10 +40,10 @@ _MAMBA2 = {
 
 def _kinds(config: Settings, key: str, implied: list[str] | None = None) -> list[str]:
     """The kind of each layer, from a list, or from a text with one letter for each layer."""
-    found: Any = config.get(key)
-    if found is None and implied is not None:
+    stated: Any = config.get(key)
+    if stated is None and implied is not None:
         return implied
-    layers = [*found] if isinstance(found, list | str) else []
+    layers = [*stated] if isinstance(stated, list | str) else []
     if not layers or any(not isinstance(each, str) or each not in _KINDS for each in layers):
         raise config.error(key, f"a list, each {', '.join(_KINDS)}")
     return [_KINDS[each] for each in layers]
@@ -153,7 +153,7 @@ def qwen35_keys(config: Settings) -> Facts:
     return keys | (expert_keys(config) if "num_local_experts" in config else {})
 
 
-def _ssm(config: Settings, names: Mapping[str, str], prefix: str, **more: Any) -> Facts:
+def _ssm(config: Settings, names: Mapping[str, str], prefix: str, **further: Any) -> Facts:
     """Sizes of Mamba-2; ``names`` are the publishers'. ConvertError: time steps have bounds."""
     limits: Any = config.get("time_step_limit", [0.0, math.inf])
     most = limits[1] if isinstance(limits, list) and len(limits) == 2 else None
@@ -161,7 +161,9 @@ def _ssm(config: Settings, names: Mapping[str, str], prefix: str, **more: Any) -
     unbounded = most == "Infinity" or (isinstance(most, float) and most >= _NO_BOUND)
     if not unbounded or limits[0] != 0:
         raise config.error("time_step_limit", "[0.0, Infinity]")
-    return {"ssm": {key: config.integer(theirs) for key, theirs in names.items()} | {"prefix": prefix} | more}
+    return {
+        "ssm": {key: config.integer(theirs) for key, theirs in names.items()} | {"prefix": prefix} | further
+    }
 
 
 def _ssm_keys(config: Settings) -> Facts:

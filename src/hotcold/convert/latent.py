@@ -175,8 +175,8 @@ def indexed_keys(config: Settings) -> Facts:
 
 def latent_attention(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """A layer's attention, and the router's selection bias if it has one."""
-    found = _attention(checkpoint, layer, sizes["D"])
-    return found + _router_bias(checkpoint, layer, sizes, "mlp")
+    sources = _attention(checkpoint, layer, sizes["D"])
+    return sources + _router_bias(checkpoint, layer, sizes, "mlp")
 
 
 def _router_bias(checkpoint: Checkpoint, layer: int, sizes: Sizes, mlp: str) -> list[Source]:
@@ -229,7 +229,7 @@ def _attention(checkpoint: Checkpoint, layer: int, dim: int) -> list[Source]:
 def kimi_layer(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """A layer's attention of either kind, its FFN if it has no experts, and the bias of its router."""
     values, dim, n = checkpoint.config.values, sizes["D"], sizes["N"]
-    found = (_kimi_delta if values["state_layers"][layer] else _attention)(checkpoint, layer, dim)
+    sources = (_kimi_delta if values["state_layers"][layer] else _attention)(checkpoint, layer, dim)
     if values["dense_layers"][layer]:
         hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
         # transformers 5.23 saves it under the experts' name.
@@ -237,10 +237,10 @@ def kimi_layer(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
         mlp = f"{hf}block_sparse_moe." if saved else f"{hf}mlp."
         for part in ("gate", "up"):
             origin = f"{mlp}{part}_proj.weight"
-            found.append(loaded(checkpoint, f"{blk}ffn_{part}.weight", [origin], (n, dim)))
+            sources.append(loaded(checkpoint, f"{blk}ffn_{part}.weight", [origin], (n, dim)))
         down = f"{blk}ffn_down.weight", f"{mlp}down_proj.weight"
-        found.append(down_source(checkpoint, *down, (dim, n), down_layout))
-    return found + _router_bias(checkpoint, layer, sizes, "block_sparse_moe")
+        sources.append(down_source(checkpoint, *down, (dim, n), down_layout))
+    return sources + _router_bias(checkpoint, layer, sizes, "block_sparse_moe")
 
 
 def _kimi_delta(checkpoint: Checkpoint, layer: int, dim: int) -> list[Source]:

@@ -74,18 +74,18 @@ class Layout:
     whole_ffn: bool = False  #: the FFN needs all neurons, so down is stored by output
     left_out: str = ""  #: regular expression of tensors that the model does not need; a note names them
     #: makes a layer's tensors that no rule describes, from sizes by letter and the layout of down
-    own: Callable[[Checkpoint, int, Mapping[str, int], str], list[Source]] = lambda *facts: []
+    layer_sources: Callable[[Checkpoint, int, Mapping[str, int], str], list[Source]] = lambda *facts: []
 
 
 def _renamed(rules: tuple[Rule, ...], **names: str) -> tuple[Rule, ...]:
     """The rules with parts of their names replaced, HF's or GGUF's."""
-    found = []
+    renamed = []
     for rule in rules:
         source, target = (
             ".".join(names.get(part, part) for part in name.split(".")) for name in (rule.source, rule.target)
         )
-        found.append(replace(rule, source=source, target=target))
-    return tuple(found)
+        renamed.append(replace(rule, source=source, target=target))
+    return tuple(renamed)
 
 
 def _mixed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
@@ -110,7 +110,7 @@ def _rules(*names: str, **flags: bool | str) -> tuple[Rule, ...]:
     )
 
 
-#: Rules of draft blocks beyond those of a layer. ``own`` tensors exist if they differ from the model's.
+#: Rules of draft blocks beyond those of a layer. Tensors marked "own" exist if they differ from the model's.
 DRAFTING_RULES = _rules("nextn")
 
 # Sparse variants of gates. FATReLU (arXiv 2402.13516) is a ReLU with the threshold hidden_act_param. dReLU
@@ -173,12 +173,12 @@ _GEMMA3 = Layout(
 )
 _GEMMA4 = Layout(
     "gemma4", "Gemma4ForCausalLM", _TANH | _SPARSE, _rules("gemma4"), gemma4.gemma4, gemma4.gemma4_keys,
-    llama_cpp="gelu", prefixes=_OF_VISION, own=gemma4.layer_tensors,
+    llama_cpp="gelu", prefixes=_OF_VISION, layer_sources=gemma4.layer_tensors,
     ignored=(*_VISION, "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
 )  # fmt: skip
 _GEMMA3N = Layout(
     "gemma3n", "Gemma3nForCausalLM", _TANH, _rules("gemma4"), gemma3n.gemma3n, gemma3n.gemma3n_keys,
-    llama_cpp="gelu", full_attention=(5, False), prefixes=_OF_VISION, own=gemma3n.layer_tensors,
+    llama_cpp="gelu", full_attention=(5, False), prefixes=_OF_VISION, layer_sources=gemma3n.layer_tensors,
     ignored=_GEMMA4.ignored,
 )  # fmt: skip
 _MISTRAL3 = Layout(
@@ -192,7 +192,7 @@ _QWEN3VL = Layout(
 _LLAMA4 = Layout(
     "llama4", "Llama4ForCausalLM", _SILU, _mixed(_rules("llama", "llama4", **_EXPERTS)), recent.llama4,
     recent.llama4_keys, interleaved=True, already=True, prefixes=_OF_VISION,
-    ignored=(*_VISION, "vision_model."), own=partial(stateful.stacked_experts, mlp="feed_forward"),
+    ignored=(*_VISION, "vision_model."), layer_sources=partial(stateful.stacked_experts, mlp="feed_forward"),
 )  # fmt: skip
 _QWEN2VL = Layout(
     "qwen2vl", "Qwen2VLForConditionalGeneration", _SILU, _rules("llama", **_NO_BIAS | {"qkv_bias": True}),
@@ -217,7 +217,7 @@ _GLM4MOE = Layout(
 )  # fmt: skip
 _QWEN35 = Layout(
     "qwen35", "Qwen3_5ForCausalLM", _SILU_STATES, _rules("qwen35", dense=True), hybrids.qwen35,
-    hybrids.qwen35_keys, norms_less_one=True, own=stateful.gated_delta,
+    hybrids.qwen35_keys, norms_less_one=True, layer_sources=stateful.gated_delta,
     prefixes={"model.language_model.": "model.", "language_model.": "", "model.mtp.": "mtp."},
     ignored=("model.visual.",), drafting=True,
 )  # fmt: skip
@@ -227,11 +227,11 @@ _QWEN35MOE = replace(
 )  # fmt: skip
 _GRANITE_MOE = Layout(
     "granitemoe", "GraniteMoeForCausalLM", _SILU, _rules("hybrid", "granitehybrid"), hybrids.granite_moe,
-    hybrids.granite_moe_keys, interleaved=True, own=stateful.granite_hybrid,
+    hybrids.granite_moe_keys, interleaved=True, layer_sources=stateful.granite_hybrid,
 )  # fmt: skip
 _NEMOTRON_H = Layout(
     "nemotron_h", "NemotronHForCausalLM", _RELU2, _rules("nemotron_h"), hybrids.nemotron_h,
-    hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", own=stateful.nemotron_h,
+    hybrids.nemotron_h_keys, llama_cpp="relu2", eps="norm_eps", layer_sources=stateful.nemotron_h,
     prefixes={"model.": "backbone."}, drafting=True,
 )  # fmt: skip
 
@@ -243,12 +243,12 @@ _DEEPSEEK_RULES = tuple(
 )
 _DEEPSEEK_V2 = Layout(
     "deepseek2", "DeepseekV2ForCausalLM", _SILU, _DEEPSEEK_RULES, latent.deepseek_v2, latent.latent_keys,
-    interleaved=True, already=True, drafting=True, own=latent.latent_attention,
+    interleaved=True, already=True, drafting=True, layer_sources=latent.latent_attention,
 )  # fmt: skip
 _DEEPSEEK_V3 = replace(_DEEPSEEK_V2, implementation="DeepseekV3ForCausalLM", adapt=latent.deepseek_v3)
 _DEEPSEEK_V32 = replace(
     _DEEPSEEK_V3, architecture="deepseek32", implementation="DeepseekV32ForCausalLM",
-    extra=latent.indexed_keys, own=latent.indexed_attention,
+    extra=latent.indexed_keys, layer_sources=latent.indexed_attention,
 )  # fmt: skip
 _KIMI_LINEAR = replace(
     _DEEPSEEK_V3, architecture="kimi-linear", implementation="KimiLinearForCausalLM",
@@ -257,14 +257,15 @@ _KIMI_LINEAR = replace(
         for rule in _mixed(_rules("llama", "kimi-linear", **_EXPERTS | {"qkv_bias": False}))
         if ".self_attn." not in rule.source
     ),
-    activations=_SILU_STATES, adapt=latent.kimi_linear, extra=latent.kimi_linear_keys, own=latent.kimi_layer,
+    activations=_SILU_STATES, adapt=latent.kimi_linear, extra=latent.kimi_linear_keys,
+    layer_sources=latent.kimi_layer,
 )  # fmt: skip
 
 #: bitnet.py lists the other tensors.
 _BITNET = Layout(
     "bitnet", "BitNetForCausalLM", _RELU2 | {"silu": "silu"},
     tuple(rule for rule in _rules("llama", **_NO_BIAS | _EXPERTS) if ".self_attn." not in rule.source),
-    bitnet.bitnet, whole_ffn=True, own=bitnet.layer_tensors,
+    bitnet.bitnet, whole_ffn=True, layer_sources=bitnet.layer_tensors,
 )  # fmt: skip
 
 #: config.json's model_type -> its layout
@@ -460,15 +461,15 @@ LAYOUTS = {
     "qwen3_vl_moe": replace(
         _QWEN3VL, architecture="qwen3vlmoe", implementation="Qwen3VLMoeForConditionalGeneration",
         rules=_rules("llama", "qwen35moe", **_EXPERTS | {"qk_norm": True}), adapt=recent.qwen3vl_moe,
-        extra=recent.qwen3vl_moe_keys, own=stateful.stacked_experts,
+        extra=recent.qwen3vl_moe_keys, layer_sources=stateful.stacked_experts,
     ),
     "lfm2": Layout(
         "lfm2", "Lfm2ForCausalLM", _SILU, _rules("hybrid", "lfm2", attention_bias=False), hybrids.lfm2,
-        hybrids.lfm2_keys, eps="norm_eps", own=stateful.short_conv,
+        hybrids.lfm2_keys, eps="norm_eps", layer_sources=stateful.short_conv,
     ),
     "lfm2_moe": Layout(
         "lfm2moe", "Lfm2MoeForCausalLM", _SILU, _rules("hybrid", "lfm2", "lfm2moe", attention_bias=False),
-        hybrids.lfm2, hybrids.lfm2_keys, eps="norm_eps", own=stateful.short_conv,
+        hybrids.lfm2, hybrids.lfm2_keys, eps="norm_eps", layer_sources=stateful.short_conv,
     ),
     "lfm2_vl": _wrapper("Lfm2VlForConditionalGeneration", lfm2="lfm2", lfm2_moe="lfm2_moe"),
     "qwen3_5_text": _QWEN35,
@@ -479,19 +480,20 @@ LAYOUTS = {
     "nemotron_h": _NEMOTRON_H,
     "granitemoehybrid": Layout(
         "granitehybrid", "GraniteMoeHybridForCausalLM", _SILU_STATES, _rules("hybrid", "granitehybrid"),
-        hybrids.granite_hybrid, hybrids.granite_hybrid_keys, interleaved=True, own=stateful.granite_hybrid,
+        hybrids.granite_hybrid, hybrids.granite_hybrid_keys, interleaved=True,
+        layer_sources=stateful.granite_hybrid,
     ),
     "falcon_h1": Layout(
         "falcon-h1", "FalconH1ForCausalLM", _SILU_STATES, _rules("hybrid", "falcon-h1"), hybrids.falcon_h1,
-        hybrids.falcon_h1_keys, own=stateful.mamba,
+        hybrids.falcon_h1_keys, layer_sources=stateful.mamba,
     ),
     "mamba2": Layout(
         "mamba2", "Mamba2ForCausalLM", _SILU, _rules("mamba2"), hybrids.mamba2, hybrids.mamba2_keys,
-        eps="norm_eps", own=stateful.mamba,
+        eps="norm_eps", layer_sources=stateful.mamba,
     ),
     "rwkv7": Layout(
         "rwkv7", "RWKV7ForCausalLM", _RELU2, _rules("rwkv7"), rwkv.rwkv7, rwkv.rwkv7_keys,
-        llama_cpp="relu2", eps="norm_eps", layer_norm=True, own=rwkv.layer_tensors,
+        llama_cpp="relu2", eps="norm_eps", layer_norm=True, layer_sources=rwkv.layer_tensors,
     ),
     "bitnet": _BITNET,
     "smollm3": Layout("smollm3", "SmolLM3ForCausalLM", _SILU, _LLAMA, adapting.smollm3, interleaved=True),

@@ -43,14 +43,14 @@ def _modules(checkpoint: Checkpoint) -> tuple[str, list[str]]:
     if not path.is_file():
         return _FOLDER, [name for name in ("2_Dense",) if (checkpoint.folder / name).is_dir()]
     modules = read_json(path)
-    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ConvertError(f"{path} is not a list of modules: download it again")
-    found: dict[str, list[str]] = {}
-    for each in modules:
-        stated = Settings(path, each)
+    by_kind: dict[str, list[str]] = {}
+    for module in modules:
+        stated = Settings(path, module)
         kind, place = stated.text("type").rpartition(".")[2], stated.text("path")
         if kind != "Transformer" and not _NAME.fullmatch(place):
             raise stated.error("path", "a folder next to it")
-        found.setdefault(kind, []).append(place)
-    pooling, *more = found.get("Pooling", [_FOLDER])
-    return pooling, more + [name for kind in found if kind not in _EXPRESSED for name in found[kind]]
+        by_kind.setdefault(kind, []).append(place)
+    pooling, *further = by_kind.get("Pooling", [_FOLDER])
+    return pooling, further + [name for kind in by_kind if kind not in _EXPRESSED for name in by_kind[kind]]

@@ -36,18 +36,18 @@ def predictor_sources(folder: Path, checkpoint: Checkpoint, sizes: Mapping[str, 
     """The predictors of all layers. ConvertError: a layer's file is missing, wrong or superfluous."""
     if "E" in sizes:
         raise ConvertError(f"{folder}: predictors of experts are not published in this form: leave them out")
-    found: list[Source] = []
+    sources: list[Source] = []
     for layer in range(sizes["L"]):
         path = folder / f"model_{layer}.pt"
         if not path.is_file():
             layers = f"the model has {sizes['L']} layers"
             raise ConvertError(f"{folder} has no {path.name}, the predictor of layer {layer}: {layers}")
-        found += _of_layer(path, layer, checkpoint, sizes)
+        sources += _of_layer(path, layer, checkpoint, sizes)
     numbers = [int(match[1]) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))]
     if max(numbers) >= sizes["L"]:
         got = f"{folder} has model_{max(numbers)}.pt, but the model has {sizes['L']} layers"
         raise ConvertError(f"{got}: these are predictors of another model")
-    return found
+    return sources
 
 
 def own_predictors(checkpoint: Checkpoint, name: str, sizes: Mapping[str, int]) -> list[Source]:

@@ -97,8 +97,8 @@ class Settings:
         """Token ids: of a number, of a list, or none."""
         value = self.get(key)
         ids = value if isinstance(value, list) else [value]
-        found = [Settings(self.path, {key: id}).token(key) for id in ids]
-        return [id for id in found if id is not None]
+        checked = [Settings(self.path, {key: id}).token(key) for id in ids]
+        return [id for id in checked if id is not None]
 
     def error(self, key: str, needed: str) -> ConvertError:
         got = f"is {shown(self.get(key))}" if key in self else "is missing"

@@ -17,24 +17,24 @@ def short_conv(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: st
     """LFM2's convolutions, and the biases of its routers."""
     config, dim = checkpoint.config, sizes["D"]
     hf, blk = f"model.layers.{layer}.", f"blk.{layer}."
-    found = []
+    sources = []
     if config.values["state_layers"][layer]:
         taps, conv = config.integer("conv_L_cache"), f"{hf}conv.conv.weight"
         target, shape = f"{blk}shortconv.conv.weight", (dim, 1, taps)
-        found.append(loaded(checkpoint, target, [conv], shape, _columns, (dim, taps)))
+        sources.append(loaded(checkpoint, target, [conv], shape, _columns, (dim, taps)))
         parts = {"in_proj": (3 * dim, dim), "out_proj": (dim, dim)}
         for part, rows in parts.items():
             target, origin = f"{blk}shortconv.{part}", f"{hf}conv.{part}"
-            found.append(loaded(checkpoint, f"{target}.weight", [f"{origin}.weight"], rows))
+            sources.append(loaded(checkpoint, f"{target}.weight", [f"{origin}.weight"], rows))
             if config.flag("conv_bias", False):
-                found.append(loaded(checkpoint, f"{target}.bias", [f"{origin}.bias"], rows[:1]))
+                sources.append(loaded(checkpoint, f"{target}.bias", [f"{origin}.bias"], rows[:1]))
         if config.flag("conv_bias", False):
             origin = f"{hf}conv.conv.bias"
-            found.append(loaded(checkpoint, f"{blk}shortconv.conv.bias", [origin], (dim,)))
+            sources.append(loaded(checkpoint, f"{blk}shortconv.conv.bias", [origin], (dim,)))
     if config.values["expert_layers"][layer] and config.flag("use_expert_bias", True):
         origin = f"{hf}feed_forward.expert_bias"
-        found.append(loaded(checkpoint, f"{blk}exp_probs_b.bias", [origin], (sizes["E"],)))
-    return found
+        sources.append(loaded(checkpoint, f"{blk}exp_probs_b.bias", [origin], (sizes["E"],)))
+    return sources
 
 
 def stacked_experts(
@@ -49,14 +49,14 @@ def stacked_experts(
 def gated_delta(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """The layers without attention of Qwen3.5 and Qwen3-Next, and the experts of both."""
     config, hf, blk = checkpoint.config, f"model.layers.{layer}.", f"blk.{layer}."
-    found: list[Source] = []
+    sources: list[Source] = []
     if config.values["state_layers"][layer]:
         joined = config.text("model_type") == "qwen3_next"
         make = _of_qwen3_next if joined else _of_qwen35
-        found += make(checkpoint, f"{hf}linear_attn.", blk, sizes["D"])
+        sources += make(checkpoint, f"{hf}linear_attn.", blk, sizes["D"])
     if "E" not in sizes:
-        return found
-    return found + _experts(checkpoint, f"{hf}mlp.experts.", blk, sizes, down_layout)
+        return sources
+    return sources + _experts(checkpoint, f"{hf}mlp.experts.", blk, sizes, down_layout)
 
 
 def _of_qwen3_next(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[Source]:
@@ -88,17 +88,17 @@ def _of_qwen35(checkpoint: Checkpoint, hf: str, blk: str, dim: int) -> list[Sour
     order = np.arange(values).reshape(keys, -1).T.reshape(-1)
     rows = _rows_of_heads(order, value_dim)
     qkv = np.concatenate([np.arange(before), before + rows])
-    found = []
-    for target, origin, each in (
+    sources = []
+    for target, origin, permutation in (
         ("attn_qkv", "in_proj_qkv", qkv),
         ("attn_gate", "in_proj_z", rows),
         ("ssm_beta", "in_proj_b", order),
         ("ssm_alpha", "in_proj_a", order),
     ):
-        shape, take = (len(each), dim), partial(_take, order=each)
-        found.append(loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], shape, take))
+        shape, take = (len(permutation), dim), partial(_take, order=permutation)
+        sources.append(loaded(checkpoint, f"{blk}{target}.weight", [f"{hf}{origin}.weight"], shape, take))
     assert len(rows) == inner
-    return [*found, *_rest(checkpoint, hf, blk, dim, order)]
+    return [*sources, *_rest(checkpoint, hf, blk, dim, order)]
 
 
 def _rest(checkpoint: Checkpoint, hf: str, blk: str, dim: int, order: Array) -> list[Source]:
@@ -190,16 +190,16 @@ def mamba(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) ->
 
 def nemotron_h(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """Mamba-2, and the biases of routers."""
-    found = mamba(checkpoint, layer, sizes, down_layout)
+    sources = mamba(checkpoint, layer, sizes, down_layout)
     if checkpoint.config.values["expert_layers"][layer]:
         origin = f"backbone.layers.{layer}.mixer.gate.e_score_correction_bias"
-        found.append(loaded(checkpoint, f"blk.{layer}.exp_probs_b.bias", [origin], (sizes["E"],)))
-    return found
+        sources.append(loaded(checkpoint, f"blk.{layer}.exp_probs_b.bias", [origin], (sizes["E"],)))
+    return sources
 
 
 def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout: str) -> list[Source]:
     """Mamba-2 layers, and FFNs with fused gate and up; there may be a shared expert, too."""
-    found, hf, blk = (
+    sources, hf, blk = (
         mamba(checkpoint, layer, sizes, down_layout),
         f"model.layers.{layer}.",
         f"blk.{layer}.",
@@ -208,16 +208,18 @@ def granite_hybrid(checkpoint: Checkpoint, layer: int, sizes: Sizes, down_layout
     if shared:
         kind, mlp = "_shexp" if "E" in sizes else "", f"{hf}shared_mlp."
         joined, out = f"{mlp}input_linear.weight", f"{mlp}output_linear.weight"
-        found += _halves(checkpoint, joined, blk, kind, (shared, dim))
+        sources += _halves(checkpoint, joined, blk, kind, (shared, dim))
         target = f"{blk}ffn_down{kind}.weight"
-        found.append(down_source(checkpoint, target, out, (dim, shared), down_layout))
+        sources.append(down_source(checkpoint, target, out, (dim, shared), down_layout))
     if "E" in sizes:
         moe, e, m = f"{hf}block_sparse_moe.", sizes["E"], sizes["M"]
-        found.append(loaded(checkpoint, f"{blk}ffn_gate_inp.weight", [f"{moe}router.layer.weight"], (e, dim)))
-        found += _halves(checkpoint, f"{moe}input_linear.weight", blk, "_exps", (e, m, dim))
+        sources.append(
+            loaded(checkpoint, f"{blk}ffn_gate_inp.weight", [f"{moe}router.layer.weight"], (e, dim))
+        )
+        sources += _halves(checkpoint, f"{moe}input_linear.weight", blk, "_exps", (e, m, dim))
         target, origin = f"{blk}ffn_down_exps.weight", f"{moe}output_linear.weight"
-        found.append(down_source(checkpoint, target, origin, (e, dim, m), down_layout))
-    return found
+        sources.append(down_source(checkpoint, target, origin, (e, dim, m), down_layout))
+    return sources
 
 
 def _experts(checkpoint: Checkpoint, hf: str, blk: str, sizes: Sizes, down_layout: str) -> list[Source]:
@@ -228,16 +230,16 @@ def _experts(checkpoint: Checkpoint, hf: str, blk: str, sizes: Sizes, down_layou
     if both in checkpoint.files:
         stored = [checkpoint.shape(name) for name in (both, down) if name in checkpoint.files]
         turned = stored == [(e, dim, 2 * m), (e, m, dim)]  # one of the two may be square, but not both
-        found = _halves(checkpoint, both, blk, "_exps", (e, m, dim), turned=turned)
-        return [*found, down_source(checkpoint, target, down, (e, dim, m), down_layout, turned=turned)]
-    found = []
+        sources = _halves(checkpoint, both, blk, "_exps", (e, m, dim), turned=turned)
+        return [*sources, down_source(checkpoint, target, down, (e, dim, m), down_layout, turned=turned)]
+    sources = []
     for part in ("gate", "up"):
         names = [f"{hf}{i}.{part}_proj.weight" for i in range(e)]
-        found.append(loaded(checkpoint, f"{blk}ffn_{part}_exps.weight", names, (m, dim)))
+        sources.append(loaded(checkpoint, f"{blk}ffn_{part}_exps.weight", names, (m, dim)))
     names = [f"{hf}{i}.down_proj.weight" for i in range(e)]
     if down_layout == "by_neuron":
-        return [*found, loaded(checkpoint, target, names, (dim, m), np.transpose, (m, dim))]
-    return [*found, loaded(checkpoint, target, names, (dim, m))]
+        return [*sources, loaded(checkpoint, target, names, (dim, m), np.transpose, (m, dim))]
+    return [*sources, loaded(checkpoint, target, names, (dim, m))]
 
 
 def _halves(

@@ -26,10 +26,10 @@ def read_tekken(path: Path, vocab_size: int) -> Settings:
     if not first < size <= vocab_size:
         raise config.error("default_vocab_size", f"more than {first} and at most vocab_size {vocab_size}")
     first_text = {"SpecialToken": {"id": TEKKEN_NAMES["bos_token"]}}
-    found = ranked_tokenizer(_ranks(file, size - first), [config.text("pattern")], first)
-    found["model"]["ignore_merges"] = True  # a word that is a token needs no merges
+    tokenizer = ranked_tokenizer(_ranks(file, size - first), [config.text("pattern")], first)
+    tokenizer["model"]["ignore_merges"] = True  # a word that is a token needs no merges
     ends = {"single": [first_text, {"Sequence": {"id": "A"}}]}
-    return Settings(path, found | {"added_tokens": _special(file, first), "post_processor": ends})
+    return Settings(path, tokenizer | {"added_tokens": _special(file, first), "post_processor": ends})
 
 
 def _ranks(file: Settings, count: int) -> dict[bytes, int]:
@@ -56,12 +56,12 @@ def _special(file: Settings, count: int) -> list[dict[str, Any]]:
     listed: Any = file.get("special_tokens")
     if not isinstance(listed, list):
         raise file.error("special_tokens", "a list (files without one need the model's tokenizer.json)")
-    found = [{"id": id, "content": f"<SPECIAL_{id}>", "special": True} for id in range(count)]
+    tokens = [{"id": id, "content": f"<SPECIAL_{id}>", "special": True} for id in range(count)]
     for entry in listed:
         match entry:
             case {"rank": int(id), "token_str": str(text), **more} if 0 <= id < count:
-                found[id] = {"id": id, "content": text, "special": more.get("is_control") is not False}
+                tokens[id] = {"id": id, "content": text, "special": more.get("is_control") is not False}
             case _:
                 needed = f"a rank below {count} and a text are needed"
                 raise ConvertError(f"{file.path}: special token {shown(entry)}: {needed}")
-    return found
+    return tokens

@@ -71,9 +71,9 @@ def sources(
     return tensors
 
 
-def _dequantisation_notes(checkpoint: Checkpoint, found: list[Source]) -> list[str]:
+def _dequantisation_notes(checkpoint: Checkpoint, sources: list[Source]) -> list[str]:
     """A note if quantised matrices do not stay blocks."""
-    names = {name for source in found if not source.packed for name in source.origins}
+    names = {name for source in sources if not source.packed for name in source.origins}
     matrices = [
         name
         for name in names & checkpoint.files.keys()
@@ -113,16 +113,16 @@ def _of_layer(
     checkpoint: Checkpoint, layout: Layout, layer: int, sizes: Mapping[str, int], down_layout: str
 ) -> list[Source]:
     config = checkpoint.config
-    found: list[Source] = []
+    sources: list[Source] = []
     for rule in layout.rules:
         if "{}" not in rule.target or not _holds(config, rule.when):
             continue
         if not rule.layers or config.values[rule.layers][layer]:
-            found += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
-    found += layout.own(checkpoint, layer, sizes, down_layout)
+            sources += _of_rule(checkpoint, layout, rule, layer, sizes, down_layout)
+    sources += layout.layer_sources(checkpoint, layer, sizes, down_layout)
     if layout.architecture == "gpt-oss":
-        found += expert_sources(checkpoint, layer, sizes)
-    return found
+        sources += expert_sources(checkpoint, layer, sizes)
+    return sources
 
 
 def _of_blocks(

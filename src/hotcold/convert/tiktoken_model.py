@@ -85,9 +85,9 @@ def _parts(token: bytes, ranks: dict[bytes, int], rank: int) -> list[bytes]:
 def _special(settings: Settings, first: int) -> list[dict[str, Any]]:
     """The tokens after the trained ones."""
     named = settings.section("added_tokens_decoder").values
-    found = []
+    tokens = []
     for id in range(first, first + _RESERVED):
         entry = named.get(str(id))
         text = entry.get("content") if isinstance(entry, dict) else f"<|reserved_token_{id}|>"
-        found.append({"id": id, "content": text, "special": True})
-    return found
+        tokens.append({"id": id, "content": text, "special": True})
+    return tokens

@@ -98,16 +98,16 @@ def _with_fallback(
     return Trained(keys, tokens, scored=True)
 
 
-def _with_merges(tokenizer: Settings, found: Trained, merges: list[tuple[str, str]]) -> Trained:
+def _with_merges(tokenizer: Settings, trained: Trained, merges: list[tuple[str, str]]) -> Trained:
     """The vocabulary with its merges. ConvertError: a merge crosses a line break, at which readers cut, or a
     text gets a space before it."""
-    if found.keys["add_space_prefix"]:
+    if trained.keys["add_space_prefix"]:
         raise tokenizer.error("normalizer", "one that puts no space before a text")
     crossing = [left + right for left, right in merges if "\n" in left + right and (left + right).strip("\n")]
     if crossing:
         raise ConvertError(f"{tokenizer.path}: the token {shown(crossing[0])} crosses the end of a line")
     keys = {"model": "gemma4", "pre": "gemma4", "merges": [" ".join(pair) for pair in merges]}
-    return Trained(found.keys | keys, found.tokens, scored=True)
+    return Trained(trained.keys | keys, trained.tokens, scored=True)
 
 
 def _space_prefix(tokenizer: Settings) -> bool:
@@ -216,10 +216,10 @@ def _steps(step: Any) -> list[str]:
     """Regular expressions in order, then ``ByteLevel``; a step without an expression gives its type."""
     match step:
         case {"type": "Sequence", "pretokenizers": list(steps)}:
-            found = [expression for each in steps for expression in _steps(each)]
+            expressions = [expression for each in steps for expression in _steps(each)]
             # Moving ByteLevel to the end changes nothing if later steps match only ASCII.
-            spelled = [expression for expression in found if expression != "ByteLevel"]
-            return spelled + ["ByteLevel"] * (len(spelled) < len(found))
+            spelled = [expression for expression in expressions if expression != "ByteLevel"]
+            return spelled + ["ByteLevel"] * (len(spelled) < len(expressions))
         case {"type": "ByteLevel", "add_prefix_space": False}:
             cuts = PRE_TOKENIZERS["gpt-2"] if step.get("use_regex", True) else ()
             return [*map(_plain, cuts), "ByteLevel"]

@@ -201,9 +201,9 @@ def _special(settings: Settings, name: str) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _finish_scored(found: Trained, keys: dict[str, Any], tokens: list[Piece]) -> None:
+def _finish_scored(trained: Trained, keys: dict[str, Any], tokens: list[Piece]) -> None:
     """Adds the scores. Tokens keep the trained score, unknown and byte tokens their type."""
-    for id, piece in found.tokens.items():
+    for id, piece in trained.tokens.items():
         if tokens[id].text == piece.text:
             kept = piece.type if piece.type in (TokenType.UNKNOWN, TokenType.BYTE) else tokens[id].type
             tokens[id] = Piece(piece.text, piece.score, kept)

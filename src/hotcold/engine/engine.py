@@ -108,13 +108,13 @@ class Engine:
         ids = np.asarray(request.job.prompt)
         if ids.dtype.kind not in "iu":
             raise UserError(f"the prompt holds {ids.dtype}: integer token ids are needed")
-        for what, id in (
+        for origin, id in (
             ("the prompt", ids.min()),
             ("the prompt", ids.max()),
             ("logit_bias", max(request.params.logit_bias, default=0)),
         ):
             if not 0 <= id < vocab:
-                raise UserError(f"{what} has token {id}: allowed are the ids 0 to {vocab - 1}")
+                raise UserError(f"{origin} has token {id}: allowed are the ids 0 to {vocab - 1}")
         self.scheduler.check(request)
 
     def add(self, request: Request) -> None:

@@ -175,15 +175,17 @@ def generate(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
     try:
         for request in requests:
             engine.add(request)
-        while unfinished := [each for each in continuations if not each.finished]:
-            engine.run_until(lambda: any(each.has_news for each in unfinished), requests)
-            for each, pieces_so_far in zip(continuations, pieces, strict=True):
-                if (piece := each.take()) is not None:
+        while unfinished := [continuation for continuation in continuations if not continuation.finished]:
+            engine.run_until(lambda: any(continuation.has_news for continuation in unfinished), requests)
+            for continuation, pieces_so_far in zip(continuations, pieces, strict=True):
+                if (piece := continuation.take()) is not None:
                     pieces_so_far.append(piece)
     finally:
         for request in requests:
             engine.abort(request)
-    return [joined(each, request.error) for each, request in zip(pieces, requests, strict=True)]
+    return [
+        joined(continuation, request.error) for continuation, request in zip(pieces, requests, strict=True)
+    ]
 
 
 def joined(pieces: Sequence[Piece], error: Exception | None = None) -> Generation:

@@ -22,9 +22,9 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise UserError(f"stop has {len(stops)} strings: at most {MAX_STOPS} are allowed")
-    for each in stops:
-        if not isinstance(each, str) or not 0 < len(each) <= MAX_STOP_LENGTH:
-            got = f"a string of {len(each)}" if isinstance(each, str) else shown(each)
+    for string in stops:
+        if not isinstance(string, str) or not 0 < len(string) <= MAX_STOP_LENGTH:
+            got = f"a string of {len(string)}" if isinstance(string, str) else shown(string)
             raise UserError(f"stop holds {got}: strings of 1 to {MAX_STOP_LENGTH} characters are needed")
     return stops
 
@@ -54,8 +54,8 @@ class TextStream:
         for id in prompt[-_TAIL:]:  # a whole long prompt would take too much time
             self._decoder.push(id)
         self._prefixes: dict[str, list[_Prefix]] = {}  # stop strings by first character
-        for each in stop:
-            self._prefixes.setdefault(each[0], []).append(_Prefix(each))
+        for string in stop:
+            self._prefixes.setdefault(string[0], []).append(_Prefix(string))
         self._begun: list[_Prefix] = []  # stop strings whose beginning ends the text so far
         self._held = ""
 

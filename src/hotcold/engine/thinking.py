@@ -99,11 +99,11 @@ class Spelling:
         if key not in self._completing:
             before, data = begun.encode(), mark.encode()
             rests = (
-                (id, (before + each).partition(data)[2].decode(errors="replace").lstrip())
-                for id, each in enumerate(self._pieces)
-                if each and data in before + each
+                (id, (before + token_piece).partition(data)[2].decode(errors="replace").lstrip())
+                for id, token_piece in enumerate(self._pieces)
+                if token_piece and data in before + token_piece
             )
-            self._completing[key] = [each for each in rests if each[1]]
+            self._completing[key] = [token_piece for token_piece in rests if token_piece[1]]
         return self._completing[key]
 
     @staticmethod

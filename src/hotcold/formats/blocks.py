@@ -419,8 +419,8 @@ def block_type(name_or_id: BlockType | str | int) -> BlockType:
     """The supported type with this name or ggml id. ``BlockTypeError``: it is not supported."""
     if isinstance(name_or_id, BlockType):
         name_or_id = name_or_id.id
-    found = BLOCK_TYPES.get(name_or_id) if isinstance(name_or_id, str) else GGML_TYPES.get(name_or_id)
-    if found is None or not found.supported:
-        got = found.name if found else repr(name_or_id)
+    known = BLOCK_TYPES.get(name_or_id) if isinstance(name_or_id, str) else GGML_TYPES.get(name_or_id)
+    if known is None or not known.supported:
+        got = known.name if known else repr(name_or_id)
         raise BlockTypeError(f"block type {got} is not supported: choose from {', '.join(BLOCK_TYPES)}")
-    return found
+    return known

@@ -94,8 +94,8 @@ class GGUFFile:
         if name in self.side_by_side:
             whole = self._lying[self.side_by_side[name]]
             all_rows, _ = kind.data_shape(whole.shape)
-            found = StoredTensor(kind, info.shape, part.file, whole.offset, all_rows, row_bytes, part.named)
-            return replace(found, chosen=np.arange(self._turn_of[name], all_rows, all_rows // rows))
+            tensor = StoredTensor(kind, info.shape, part.file, whole.offset, all_rows, row_bytes, part.named)
+            return replace(tensor, chosen=np.arange(self._turn_of[name], all_rows, all_rows // rows))
         return StoredTensor(kind, info.shape, part.file, info.offset, rows, row_bytes, part.named)
 
     def pieces(self, name: str, most: int = PIECE_BYTES) -> Iterator[Bytes]:
@@ -131,12 +131,12 @@ class GGUFFile:
         """The metadata in stored form, to copy it unchanged to another file. (``metadata`` loses the types of
         numbers, and bytes that are not text.)"""
         first = self._parts[0]
-        found = {}
+        values = {}
         with naming(first.path, GGUFError):
             for key, (start, stop) in self._spans.items():
                 data = first.file.read(start, stop - start)
-                found[key] = StoredValue(int.from_bytes(data[:4], "little"), data[4:])
-        return found
+                values[key] = StoredValue(int.from_bytes(data[:4], "little"), data[4:])
+        return values
 
     def says(self, key: str, text: str) -> bool:
         """True if the value of a key is this text. An array is never equal (``==`` returns an array)."""
@@ -189,25 +189,25 @@ class GGUFFile:
     def _taken_apart(self) -> dict[str, TensorInfo]:
         """The tensors; a stored tensor with the interleaved rows of several becomes several entries. Their
         ``offset`` is their first byte's, and their bytes are not contiguous."""
-        turns, found = self._turns(), {}
+        turns, infos = self._turns(), {}
         for name, info in self._lying.items():
             if not turns or f".{SIDE_BY_SIDE}." not in name:
-                found[name] = info
+                infos[name] = info
                 continue
             rows = info.shape[-2] if len(info.shape) > 1 else 0
             if not rows or rows % len(turns):
                 needed = f"rows of {len(turns)} tensors are needed"
                 raise GGUFError(f"tensor {name} has shape {info.shape}: {needed}")
-            for turn, each in enumerate(turns):
-                own = name.replace(SIDE_BY_SIDE, each)
-                if own in self._lying or own in found:
-                    raise GGUFError(f"tensor {own} is in {name} as well: the file is damaged")
+            for turn, part_name in enumerate(turns):
+                full_name = name.replace(SIDE_BY_SIDE, part_name)
+                if full_name in self._lying or full_name in infos:
+                    raise GGUFError(f"tensor {full_name} is in {name} as well: the file is damaged")
                 shape = (*info.shape[:-2], rows // len(turns), info.shape[-1])
                 row = info.type.row_bytes(info.shape[-1])
                 at, nbytes = info.offset + turn * row, info.nbytes // len(turns)
-                found[own] = replace(info, name=own, shape=shape, offset=at, nbytes=nbytes)
-                self.side_by_side[own], self._turn_of[own] = name, turn
-        return found
+                infos[full_name] = replace(info, name=full_name, shape=shape, offset=at, nbytes=nbytes)
+                self.side_by_side[full_name], self._turn_of[full_name] = name, turn
+        return infos
 
     def _turns(self) -> list[str]:
         """The names of the tensors with interleaved rows, in the order of their rows."""
@@ -220,10 +220,10 @@ class GGUFFile:
         return names
 
     def _info(self, name: str) -> TensorInfo:
-        found = self.tensors.get(name) or self._lying.get(name)
-        if found is None:
+        info = self.tensors.get(name) or self._lying.get(name)
+        if info is None:
             raise GGUFError(f"has no tensor '{printable(name, 80)}' among its {len(self.tensors)}")
-        return found
+        return info
 
     def _supported(self, name: str) -> tuple[TensorInfo, BlockType]:
         with naming(self.path, GGUFError):

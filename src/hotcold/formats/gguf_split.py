@@ -47,16 +47,16 @@ def _number(metadata: Mapping[str, Any], key: str, absent: int | None, most: int
 
 def part_name(name: str) -> tuple[str, int, int] | None:
     """``("M", 0, 3)`` for ``M-00001-of-00003.gguf``; None for a name of another form."""
-    found = _NAME.fullmatch(name)
-    return (found["stem"], int(found["part"]) - 1, int(found["parts"])) if found else None
+    match = _NAME.fullmatch(name)
+    return (match["stem"], int(match["part"]) - 1, int(match["parts"])) if match else None
 
 
 def part_names(name: str) -> list[str]:
     """The names of all parts, in order, from the name of one; for any other name, only that name."""
-    found = part_name(name)
-    if found is None:
+    numbered = part_name(name)
+    if numbered is None:
         return [name]
-    stem, part, parts = found
+    stem, part, parts = numbered
     if not 0 <= part < parts <= MAX_PARTS:
         said = f"part {part + 1} of {parts}: 1 to {MAX_PARTS} parts are allowed"
         raise GGUFError(f"the name of '{shown(name, 80)}' says {said}")
@@ -66,9 +66,9 @@ def part_names(name: str) -> list[str]:
 def other_parts(path: Path, split: Split) -> list[Path]:
     """Paths of the parts after the first, in the same folder. ``GGUFError``, without the path: this is not
     the first part, its name does not agree with its header, or parts are missing, which the message names."""
-    found = part_name(path.name)
+    numbered = part_name(path.name)
     which = f"part {split.part + 1} of {split.parts} of a split model"
-    if found is None or found[1:] != (split.part, split.parts):
+    if numbered is None or numbered[1:] != (split.part, split.parts):
         needed = f"NAME-{split.part + 1:05}-of-{split.parts:05}.gguf"
         raise GGUFError(f"{which}, whose files are found by their names: rename this file to {needed}")
     names = part_names(path.name)
@@ -77,9 +77,9 @@ def other_parts(path: Path, split: Split) -> list[Path]:
     others = [path.with_name(name) for name in names[1:]]
     missing = [other.name for other in others if not other.exists()]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        further = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise GGUFError(
-            f"{which}, but {shown(missing[0], 120)}{more} is not in its folder: download all parts"
+            f"{which}, but {shown(missing[0], 120)}{further} is not in its folder: download all parts"
         )
     return others
 

@@ -77,13 +77,13 @@ class Cursor:
     def remaining(self) -> int:
         return self._size - self.position
 
-    def take(self, n: int, what: str) -> bytes:
-        """The next ``n`` bytes; ``what`` names them in the error."""
+    def take(self, n: int, label: str) -> bytes:
+        """The next ``n`` bytes; ``label`` names them in the error."""
         if n > self.remaining:
             need = f"{n} bytes needed at offset {self.position}, {self.remaining} remain"
-            raise GGUFError(f"the file ends inside {what}: {need}; the file is cut short or damaged")
+            raise GGUFError(f"the file ends inside {label}: {need}; the file is cut short or damaged")
         if self.position + n > MAX_HEADER:
-            raise GGUFError(f"{what} reaches beyond {MAX_HEADER >> 20} MiB, the most a header may take")
+            raise GGUFError(f"{label} reaches beyond {MAX_HEADER >> 20} MiB, the most a header may take")
         at = self.position - self._start
         if at + n > len(self._window):
             self._window = self._read(self.position, min(max(n, _WINDOW), self.remaining))
@@ -91,43 +91,45 @@ class Cursor:
         self.position += n
         return self._window[at : at + n]
 
-    def u32(self, what: str) -> int:
-        return int(_U32.unpack(self.take(4, what))[0])
+    def u32(self, label: str) -> int:
+        return int(_U32.unpack(self.take(4, label))[0])
 
-    def u64(self, what: str) -> int:
-        return int(_U64.unpack(self.take(8, what))[0])
+    def u64(self, label: str) -> int:
+        return int(_U64.unpack(self.take(8, label))[0])
 
-    def count(self, what: str, item_bytes: int, most: int) -> int:
+    def count(self, label: str, item_bytes: int, most: int) -> int:
         """A 64-bit count of items of at least ``item_bytes`` each, checked against the file and ``most``."""
-        n = self.u64(f"the number of {what}")
+        n = self.u64(f"the number of {label}")
         if n > most or n * item_bytes > self.remaining:
             fit = f"the {self.remaining} bytes that remain hold at most {self.remaining // item_bytes}"
-            raise GGUFError(f"{n} {what} declared: at most {most} are allowed and {fit}; the file is damaged")
+            raise GGUFError(
+                f"{n} {label} declared: at most {most} are allowed and {fit}; the file is damaged"
+            )
         return n
 
-    def string(self, what: str, most: int = MAX_STRING_BYTES, errors: str = "strict") -> str:
+    def string(self, label: str, most: int = MAX_STRING_BYTES, errors: str = "strict") -> str:
         """The next string; ``errors`` says how to decode bytes that are not UTF-8, as in
         :meth:`bytes.decode`."""
-        n = self.u64(f"the length of {what}")
+        n = self.u64(f"the length of {label}")
         if n > most:
-            raise GGUFError(f"{what} is {n} bytes long: at most {most} are allowed")
-        data = self.take(n, what)
+            raise GGUFError(f"{label} is {n} bytes long: at most {most} are allowed")
+        data = self.take(n, label)
         try:
             return data.decode(errors=errors)
         except UnicodeDecodeError as error:
             byte = f"byte 0x{data[error.start]:02x} at {error.start}"
-            raise GGUFError(f"{what} is not UTF-8: {byte}") from None
+            raise GGUFError(f"{label} is not UTF-8: {byte}") from None
 
-    def strings(self, n: int, what: str, errors: str) -> list[str]:
+    def strings(self, n: int, label: str, errors: str) -> list[str]:
         """The next ``n`` strings; fast, because a vocabulary has hundreds of thousands."""
         self._strings_left -= n
         if self._strings_left < 0:
-            raise GGUFError(f"{what} brings the strings in arrays to more than {MAX_STRINGS}: too many")
+            raise GGUFError(f"{label} brings the strings in arrays to more than {MAX_STRINGS}: too many")
         result: list[str] = []
         length, tried = _U64.unpack_from, -1
         while len(result) < n:
             # Checks, and moves the window.
-            result.append(self.string(f"item {len(result)} of {what}", errors=errors))
+            result.append(self.string(f"item {len(result)} of {label}", errors=errors))
             window, at = self._window, self.position - self._start
             if tried != self._start:  # once a window, otherwise bad strings would take quadratic time
                 plain, at = _plain_strings(window, at, n - len(result))
@@ -174,39 +176,39 @@ def read_value(cursor: Cursor, key: str) -> tuple[int, Any]:
 
     Text need not be UTF-8. In text that is only shown, other bytes become U+FFFD. In a vocabulary's lists
     they become lone surrogates, which ``surrogateescape`` turns back into the bytes."""
-    what = _value_of(key)
-    kind = _value_type(cursor, f"the type of the {what}", what)
+    label = _value_of(key)
+    kind = _value_type(cursor, f"the type of the {label}", label)
     if kind == STRING:
         template = key.startswith("tokenizer.chat_template")
-        return kind, cursor.string(what, MAX_TEMPLATE_BYTES if template else MAX_STRING_BYTES, "replace")
+        return kind, cursor.string(label, MAX_TEMPLATE_BYTES if template else MAX_STRING_BYTES, "replace")
     if kind != ARRAY:
-        return kind, _numbers(cursor, kind, 1, what)[0].item()
-    item = _value_type(cursor, f"the item type of the {what}", what)
+        return kind, _numbers(cursor, kind, 1, label)[0].item()
+    item = _value_type(cursor, f"the item type of the {label}", label)
     if item == ARRAY:
-        raise GGUFError(f"{what} is an array of arrays: only flat arrays are allowed")
+        raise GGUFError(f"{label} is an array of arrays: only flat arrays are allowed")
     if item == STRING:
         errors = "surrogateescape" if key.startswith("tokenizer.ggml.") else "replace"
-        return kind, cursor.strings(cursor.count(f"strings in the {what}", 8, MAX_STRINGS), what, errors)
+        return kind, cursor.strings(cursor.count(f"strings in the {label}", 8, MAX_STRINGS), label, errors)
     width = DTYPES[item].itemsize
-    n = cursor.count(f"numbers in the {what}", width, MAX_HEADER // width)
-    return kind, _numbers(cursor, item, n, what)
+    n = cursor.count(f"numbers in the {label}", width, MAX_HEADER // width)
+    return kind, _numbers(cursor, item, n, label)
 
 
 def _value_of(key: str) -> str:
     return f"value of '{printable(key, 80)}'"
 
 
-def _value_type(cursor: Cursor, number: str, what: str) -> int:
+def _value_type(cursor: Cursor, number: str, label: str) -> int:
     kind = cursor.u32(number)
     if kind >= len(TYPES):
-        raise GGUFError(f"{what} has type {kind}: allowed are 0 to {len(TYPES) - 1}")
+        raise GGUFError(f"{label} has type {kind}: allowed are 0 to {len(TYPES) - 1}")
     return kind
 
 
-def _numbers(cursor: Cursor, kind: int, n: int, what: str) -> npt.NDArray[Any]:
-    data = bytearray(cursor.take(n * DTYPES[kind].itemsize, what))  # a copy, and writable
+def _numbers(cursor: Cursor, kind: int, n: int, label: str) -> npt.NDArray[Any]:
+    data = bytearray(cursor.take(n * DTYPES[kind].itemsize, label))  # a copy, and writable
     if kind == BOOL and n and max(data) > 1:
-        raise GGUFError(f"{what} holds the truth value {max(data)}: allowed are 0 and 1")
+        raise GGUFError(f"{label} holds the truth value {max(data)}: allowed are 0 and 1")
     return np.frombuffer(data, DTYPES[kind])
 
 
@@ -236,11 +238,11 @@ def check_alignment(kind: int, value: Any) -> int:
 # --- writing ---
 
 
-def encode_string(text: str, what: str) -> bytes:
+def encode_string(text: str, label: str) -> bytes:
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError:
-        raise GGUFError(f"{what} holds half of a surrogate pair, which UTF-8 cannot encode") from None
+        raise GGUFError(f"{label} holds half of a surrogate pair, which UTF-8 cannot encode") from None
     return _U64.pack(len(data)) + data
 
 
@@ -250,56 +252,56 @@ def encode_value(key: str, value: Any) -> tuple[int, bytes]:
     A :class:`StoredValue` is written as it was read. NumPy scalars and arrays keep their type:
     ``np.uint64(5)`` is explicit. Python's ``int`` becomes the first of uint32, int32, uint64 and int64 that
     holds it; in a list int32, int64 or uint64. ``float`` becomes float32. Empty lists hold strings."""
-    what = _value_of(key)
+    label = _value_of(key)
     if isinstance(value, StoredValue):
         return value.kind, value.data
     if isinstance(value, str):
-        return STRING, encode_string(value, what)
+        return STRING, encode_string(value, label)
     if isinstance(value, (list, tuple, np.ndarray)):
-        return ARRAY, _encode_array(value, what)
+        return ARRAY, _encode_array(value, label)
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
-        value = _typed([value], what, (np.uint32, np.int32, np.uint64, np.int64))[0]
+        value = _typed([value], label, (np.uint32, np.int32, np.uint64, np.int64))[0]
     if not isinstance(value, np.generic):
-        raise GGUFError(f"{what} is a {type(value).__name__}: a number, text or a flat list is needed")
-    return _stored(np.asarray(value), what)
+        raise GGUFError(f"{label} is a {type(value).__name__}: a number, text or a flat list is needed")
+    return _stored(np.asarray(value), label)
 
 
-def _encode_array(values: list[Any] | tuple[Any, ...] | npt.NDArray[Any], what: str) -> bytes:
+def _encode_array(values: list[Any] | tuple[Any, ...] | npt.NDArray[Any], label: str) -> bytes:
     if not isinstance(values, np.ndarray):
         if all(isinstance(value, str) for value in values):
-            items = (encode_string(value, f"item {i} of {what}") for i, value in enumerate(values))
+            items = (encode_string(value, f"item {i} of {label}") for i, value in enumerate(values))
             return _U32.pack(STRING) + _U64.pack(len(values)) + b"".join(items)
-        values = _typed(list(values), what, (np.int32, np.int64, np.uint64))
+        values = _typed(list(values), label, (np.int32, np.int64, np.uint64))
     if values.ndim != 1:
-        raise GGUFError(f"{what} has {values.ndim} dimensions: only flat arrays are allowed")
-    kind, data = _stored(values, what)
+        raise GGUFError(f"{label} has {values.ndim} dimensions: only flat arrays are allowed")
+    kind, data = _stored(values, label)
     return _U32.pack(kind) + _U64.pack(len(values)) + data
 
 
-def _typed(values: list[Any], what: str, integers: tuple[type[np.integer[Any]], ...]) -> npt.NDArray[Any]:
+def _typed(values: list[Any], label: str, integers: tuple[type[np.integer[Any]], ...]) -> npt.NDArray[Any]:
     """Plain Python numbers as an array of the first NumPy type that fits."""
     if all(isinstance(value, bool) for value in values):
         return np.array(values, np.bool_)
     if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
         names = ", ".join(sorted({type(value).__name__ for value in values}))
-        raise GGUFError(f"{what} holds {names}: numbers, texts or truth values, one kind, are needed")
+        raise GGUFError(f"{label} holds {names}: numbers, texts or truth values, one kind, are needed")
     least, most = min(values), max(values)
     if all(isinstance(value, int) for value in values):
         for dtype in integers:
             if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
                 return np.array(values, dtype)
         span = printable(f"{least:#x} to {most:#x}", 80)
-        raise GGUFError(f"{what} holds integers from {span}: no type of 64 bits covers them")
+        raise GGUFError(f"{label} holds integers from {span}: no type of 64 bits covers them")
     for value in values:
         if _LARGEST_F32 < abs(value) < math.inf:
             got = printable(hex(value) if isinstance(value, int) else repr(value), 80)
-            raise GGUFError(f"{what} holds {got}, too large for float32: give it as numpy.float64")
+            raise GGUFError(f"{label} holds {got}, too large for float32: give it as numpy.float64")
     return np.array(values, np.float32)
 
 
-def _stored(values: npt.NDArray[Any], what: str) -> tuple[int, bytes]:
+def _stored(values: npt.NDArray[Any], label: str) -> tuple[int, bytes]:
     for kind, dtype in DTYPES.items():
         if values.dtype.newbyteorder("<") == dtype:
             return kind, values.astype(dtype).tobytes()
     allowed = "bool, (u)int8 to (u)int64, float32 and float64"
-    raise GGUFError(f"{what} has NumPy type {values.dtype}: allowed are {allowed}")
+    raise GGUFError(f"{label} has NumPy type {values.dtype}: allowed are {allowed}")

@@ -14,8 +14,8 @@ _SIGNS = np.array([i | i.bit_count() % 2 << 7 for i in range(128)], np.uint8)
 
 def _sevens(words: npt.NDArray[np.uint32]) -> Bytes:
     """The signs from four fields of seven bits in each word, eight signs in a byte."""
-    found: Bytes = _SIGNS[words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)]
-    return found.reshape(len(words), -1)
+    signs: Bytes = _SIGNS[words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)]
+    return signs.reshape(len(words), -1)
 
 
 def _signed(name: str, entries: npt.NDArray[np.uint16], signs: Bytes, scales: Floats) -> Opened:
@@ -29,20 +29,20 @@ def _words(blocks: Bytes, start: int, end: int, size: int) -> npt.NDArray[np.uin
 
 
 def _half_and(codes: npt.NDArray[Any], unit: float) -> Floats:
-    found: Floats = (np.float32(0.5) + codes.astype(np.float32)) * np.float32(unit)
-    return found
+    factors: Floats = (np.float32(0.5) + codes.astype(np.float32)) * np.float32(unit)
+    return factors
 
 
 def _high_bits(entries: Bytes, high: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    found: npt.NDArray[np.uint16] = entries.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)
-    return found
+    indices: npt.NDArray[np.uint16] = entries.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)
+    return indices
 
 
 def open_iq3_xxs(blocks: Bytes) -> Opened:
-    more = _words(blocks, 66, 98, 4)
+    scale_words = _words(blocks, 66, 98, 4)
     entries = blocks[:, 2:66].astype(np.uint16)
-    scales: Floats = half_at(blocks, 0) * _half_and(more >> 28, 0.5)
-    return _signed("IQ3_XXS", entries, _sevens(more), scales)
+    scales: Floats = half_at(blocks, 0) * _half_and(scale_words >> 28, 0.5)
+    return _signed("IQ3_XXS", entries, _sevens(scale_words), scales)
 
 
 def open_iq3_s(blocks: Bytes) -> Opened:
@@ -53,9 +53,11 @@ def open_iq3_s(blocks: Bytes) -> Opened:
 
 def open_iq2_xxs(blocks: Bytes) -> Opened:
     words = _words(blocks, 2, 66, 4)
-    entries, more = blocks[:, 2:66].reshape(-1, 8, 8)[:, :, :4], words[:, 1::2]
-    scales: Floats = half_at(blocks, 0) * _half_and(more >> 28, 0.25)
-    return _signed("IQ2_XXS", entries.reshape(len(blocks), -1).astype(np.uint16), _sevens(more), scales)
+    entries, scale_words = blocks[:, 2:66].reshape(-1, 8, 8)[:, :, :4], words[:, 1::2]
+    scales: Floats = half_at(blocks, 0) * _half_and(scale_words >> 28, 0.25)
+    return _signed(
+        "IQ2_XXS", entries.reshape(len(blocks), -1).astype(np.uint16), _sevens(scale_words), scales
+    )
 
 
 def open_iq2_xs(blocks: Bytes) -> Opened:

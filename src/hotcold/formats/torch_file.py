@@ -91,8 +91,8 @@ class TorchState:
             self._file = RegularFile(path)
             pickle, self._data = _read_archive(self._file)
             self.tensors = (named or _state_dict)(_follow(pickle))
-            for each, tensor in self.tensors.items():
-                self._check(f"tensor {shown(each)}" if each else "its tensor", tensor)
+            for name, tensor in self.tensors.items():
+                self._check(f"tensor {shown(name)}" if name else "its tensor", tensor)
 
     def read(self, name: str) -> npt.NDArray[Any]:
         tensor = self.tensors[name]
@@ -106,13 +106,13 @@ class TorchState:
         view = np.lib.stride_tricks.as_strided(values, tensor.shape, steps, writeable=False)
         return np.asarray(view, order="C")
 
-    def _check(self, what: str, tensor: StoredArray) -> None:
+    def _check(self, label: str, tensor: StoredArray) -> None:
         held = self._data.get(tensor.storage.key, (0, 0))[1] // _TYPES[tensor.dtype].itemsize
         held = min(held, tensor.storage.count)
         if (end := tensor.offset + _reach(tensor)) > held:
-            raise TorchFileError(f"{what} reaches to element {end}: its storage has {held}")
+            raise TorchFileError(f"{label} reaches to element {end}: its storage has {held}")
         if (size := math.prod(tensor.shape)) > held:
-            raise TorchFileError(f"{what} has {size} elements: its storage has {held}")
+            raise TorchFileError(f"{label} has {size} elements: its storage has {held}")
 
 
 def read_vector(path: Path) -> npt.NDArray[Any]:
@@ -139,8 +139,8 @@ class _Readable:
         return self._at
 
     def read(self, n: int = -1) -> bytes:
-        there = max(0, self._file.size - self._at)
-        n = there if n < 0 else min(n, there)
+        left = max(0, self._file.size - self._at)
+        n = left if n < 0 else min(n, left)
         if n > MAX_LISTING:
             raise TorchFileError(f"its zip lists entries in {n} bytes: {MAX_LISTING} are allowed")
         data = self._file.read(self._at, n)
@@ -172,7 +172,7 @@ def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
         raise TorchFileError(f"is not a zip file, or is cut short: {wanted}") from None
     if len(listed) > MAX_ENTRIES:
         raise TorchFileError(f"its zip lists {len(listed)} entries: {MAX_ENTRIES} are allowed")
-    found = {}
+    entries = {}
     for entry in listed:
         if entry.compress_type or entry.flag_bits & 1:
             named = shown(entry.filename)
@@ -183,8 +183,8 @@ def _entries(file: RegularFile) -> dict[str, tuple[int, int]]:
         if local[0] != b"PK\3\4" or data + entry.file_size > file.size:
             named = shown(entry.filename)
             raise TorchFileError(f"entry {named} is damaged, or reaches past the end of the file")
-        found[entry.filename] = (data, entry.file_size)
-    return found
+        entries[entry.filename] = (data, entry.file_size)
+    return entries
 
 
 def _reach(tensor: StoredArray) -> int:

@@ -98,16 +98,16 @@ class GrammarCompiler:
             ids = {piece: id for id, piece in enumerate(self.pieces) if piece and id not in self._silent}
             self._longest = max(map(len, ids), default=0)
             self._ids = ids
-        found: list[int] = []
+        token_ids: list[int] = []
         at = 0
         while at < len(text):
             ends = range(min(at + self._longest, len(text)), at, -1)
             end = next((end for end in ends if text[at:end] in self._ids), None)
             if end is None:
                 break
-            found.append(self._ids[text[at:end]])
+            token_ids.append(self._ids[text[at:end]])
             at = end
-        return found
+        return token_ids
 
 
 class TooManyStates(GrammarError):
@@ -165,9 +165,9 @@ class Matcher:
             return b""
         # If a control token comes next, this call leaves the matcher in a state that allows no token.
         matcher = self._matcher.deep_copy()
-        found: bytes = matcher.compute_ff_bytes()
+        forced_bytes: bytes = matcher.compute_ff_bytes()
         _refuse_errors(matcher, "the grammar cannot continue")
-        return found
+        return forced_bytes
 
     def possible(self, tokens: Sequence[int]) -> int:
         """The number of leading tokens that may follow, in this order."""
@@ -176,12 +176,12 @@ class Matcher:
     def mask(self) -> Mask:
         """The tokens that may come next; tokens that end the text, if the grammar is complete. GrammarError:
         computing the mask would cost too much, or no token is allowed."""
-        found = self._matcher.compute_bitmask()  # without Python's lock
+        bits = self._matcher.compute_bitmask()  # without Python's lock
         self._bounded = True
         _refuse_errors(self._matcher, "the grammar cannot continue")
         mask = np.zeros(-(-self._size // 64), np.uint64)
-        n = min(len(found), mask.nbytes)  # it has one bit more than the vocabulary has tokens
-        mask.view(np.uint8)[:n] = np.frombuffer(found, np.uint8, n)
+        n = min(len(bits), mask.nbytes)  # it has one bit more than the vocabulary has tokens
+        mask.view(np.uint8)[:n] = np.frombuffer(bits, np.uint8, n)
         return mask
 
 
@@ -200,18 +200,18 @@ class _Tokens:
         raise AssertionError("the compiler asked for tokens of a forced text, but forces none")
 
 
-def _refuse_errors(matcher: "LLMatcher", what: str) -> None:
+def _refuse_errors(matcher: "LLMatcher", label: str) -> None:
     if matcher.is_error():
         text = printable(" ".join(_EXCERPT.split(matcher.get_error())[0].split()), 500)
         for pattern, reason in _REASONS.items():
-            if found := re.search(pattern, text):
+            if match := re.search(pattern, text):
                 error = TooManyStates if pattern == _STATES else GrammarError
-                raise error(f"{what}: {reason.format(*found.groups(), **_LIMITS)}")
-        raise GrammarError(f"{what}: {_OUR_LINE.sub(_their_line, text)}")
+                raise error(f"{label}: {reason.format(*match.groups(), **_LIMITS)}")
+        raise GrammarError(f"{label}: {_OUR_LINE.sub(_their_line, text)}")
 
 
-def _their_line(found: re.Match[str]) -> str:
-    return f"line {int(found[1]) - 1}: "  # the first line is the %llguidance line
+def _their_line(match: re.Match[str]) -> str:
+    return f"line {int(match[1]) - 1}: "  # the first line is the %llguidance line
 
 
 _EXCERPT = re.compile(r"\n *\d+ \||\n<state>|<non-verbose/>")  # the text after it quotes the grammar

@@ -34,8 +34,8 @@ def schema_grammar(schema: object, *, strict: bool = False, open: bool = False) 
     """The grammar of a JSON schema. Its ``notes`` name the parts that cannot be enforced; ``strict``: they
     are an error. An object that names its properties, and says nothing about others, has no others; ``open``:
     it may have others, as in the standard. GrammarError: the schema is broken."""
-    found = read(schema, strict=strict, open=open)
-    return Grammar("json_schema", json.dumps(found.schema), found.notes)
+    rewritten = read(schema, strict=strict, open=open)
+    return Grammar("json_schema", json.dumps(rewritten.schema), rewritten.notes)
 
 
 def check(grammar: Grammar, tokenizer: Tokenizer) -> None:
@@ -126,23 +126,23 @@ class Grammars:
 
     def _check(self, grammar: Grammar, future: "Future[Grammar]") -> None:
         """Checks a grammar, in the checking thread."""
-        found: Grammar | Exception
+        result: Grammar | Exception
         try:
             notes = [*grammar.notes]
-            found = Grammar("checked", self._lark(grammar, notes), tuple(dict.fromkeys(notes)))
+            result = Grammar("checked", self._lark(grammar, notes), tuple(dict.fromkeys(notes)))
         except GrammarError as error:
             # The line number counts lines of the translation, not of the client's text.
-            found = error if grammar.kind == "lark" else GrammarError(_LINE.sub("", str(error)))
+            result = error if grammar.kind == "lark" else GrammarError(_LINE.sub("", str(error)))
         except Exception as error:
-            found = error
+            result = error
         with self._lock:
             if self._closed:
-                found = _closed()
-            if isinstance(found, Grammar | GrammarError):
-                text = found.source if isinstance(found, Grammar) else str(found)
-                self._checked.put(grammar, found, len(grammar.source) + len(text) + 500)
+                result = _closed()
+            if isinstance(result, Grammar | GrammarError):
+                text = result.source if isinstance(result, Grammar) else str(result)
+                self._checked.put(grammar, result, len(grammar.source) + len(text) + 500)
             del self._under_way[grammar]
-        _settle(future, found)
+        _settle(future, result)
 
     def _lark(self, grammar: Grammar, notes: list[str]) -> str:
         check_size(grammar)
@@ -175,13 +175,13 @@ def _closed() -> RequestError:
     return RequestError("the grammars of this model are closed", "closed")
 
 
-def _settle(future: "Future[Grammar]", found: Grammar | Exception) -> None:
-    if isinstance(found, GrammarError):
-        future.set_exception(GrammarError(str(found)))  # a new one, since raising one adds a traceback
-    elif isinstance(found, Exception):
-        future.set_exception(found)
+def _settle(future: "Future[Grammar]", result: Grammar | Exception) -> None:
+    if isinstance(result, GrammarError):
+        future.set_exception(GrammarError(str(result)))  # a new one, since raising one adds a traceback
+    elif isinstance(result, Exception):
+        future.set_exception(result)
     else:
-        future.set_result(found)
+        future.set_result(result)
 
 
 class BoundedCache(Generic[_Key, _Value]):

@@ -36,9 +36,9 @@ def ends(root: Any, needs: Callable[[Any], Needs]) -> bool:
             one_way = condition(1, [condition(len(way), [*map(of, way)]) for way in ways])
             needed_by[one_way].append(of(expression))
             missing[of(expression)] += 1
-    true = [each for each, count in enumerate(missing) if not count]
-    for each in true:  # the loop appends to it
-        for other in needed_by[each]:
+    true = [index for index, count in enumerate(missing) if not count]
+    for index in true:  # the loop appends to it
+        for other in needed_by[index]:
             missing[other] -= 1
             if not missing[other]:
                 true.append(other)

@@ -250,27 +250,27 @@ class _Parser:
             raise self._error("a class of characters is empty")
         return node
 
-    def _ranges(self, close: str, what: str, opening: int = 1) -> list[tuple[int, int]]:
-        """The characters up to a closing sign, in a class as ranges. ``what`` names the string or class,
+    def _ranges(self, close: str, label: str, opening: int = 1) -> list[tuple[int, int]]:
+        """The characters up to a closing sign, in a class as ranges. ``label`` names the string or class,
         which begins with ``opening`` characters."""
         start = self._at
         self._at += opening
         ranges = []
         while not self._text.startswith(close, self._at):
-            first = last = self._char(start, what)
+            first = last = self._char(start, label)
             if close == "]" and re.match("-[^]]|-$", self._text[self._at : self._at + 2]):
                 self._at += 1
-                last = self._char(start, what)
+                last = self._char(start, label)
             if last < first:
                 raise self._error("a range of characters ends before it starts")
             ranges.append((first, last))
         self._at += 1
         return ranges
 
-    def _char(self, start: int, what: str) -> int:
+    def _char(self, start: int, label: str) -> int:
         """The next code point, which may be an escape; ``start`` is where the string or class begins."""
         if self._at >= len(self._text):
-            raise self._error(f"{what} that starts here does not end", start)
+            raise self._error(f"{label} that starts here does not end", start)
         char = self._text[self._at]
         self._at += 1
         code = ord(char) if char != "\\" else self._escape()
@@ -297,19 +297,19 @@ class _Parser:
             raise self._error(error)
         self._at += len(text)
 
-    def _match(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+    def _match(self, pattern: re.Pattern[str], label: str) -> re.Match[str]:
         match = pattern.match(self._text, self._at)
         if not match:
-            raise self._error(f"{what} is needed")
+            raise self._error(f"{label} is needed")
         self._at = match.end()
         return match
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
         self._match(pattern, "white space")
 
-    def _error(self, what: str, at: int | None = None) -> GrammarError:
+    def _error(self, message: str, at: int | None = None) -> GrammarError:
         at = self._at if at is None else at
         line = self._text.count("\n", 0, at) + 1
         column = at - (self._text.rfind("\n", 0, at) + 1) + 1
         rest = shown(self._text[at : at + 20].split("\n")[0])
-        return GrammarError(f"line {line}, column {column}, at {rest}: {what}")
+        return GrammarError(f"line {line}, column {column}, at {rest}: {message}")

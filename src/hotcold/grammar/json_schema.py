@@ -66,10 +66,10 @@ def read(schema: object, *, strict: bool = False, open: bool = False) -> Rewritt
     :func:`lark_of_schema`."""
     _check_depth(schema)
     _check_bytes(len(json.dumps(schema)))
-    found = _read(schema, open)
-    if strict and found.notes:
-        raise GrammarError(told_of_strict(found.notes[0]))
-    return found
+    result = _read(schema, open)
+    if strict and result.notes:
+        raise GrammarError(told_of_strict(result.notes[0]))
+    return result
 
 
 def told_of_strict(note: str) -> str:
@@ -79,10 +79,10 @@ def told_of_strict(note: str) -> str:
 
 def _lark_term(schema: object, notes: list[str] | None) -> str:
     _check_depth(schema)
-    found = _read(schema)
+    result = _read(schema)
     if notes is not None:
-        notes += found.notes
-    return _json_term({} if found.schema is True else found.schema)
+        notes += result.notes
+    return _json_term({} if result.schema is True else result.schema)
 
 
 def _json_term(schema: dict[str, Any]) -> str:
@@ -91,11 +91,11 @@ def _json_term(schema: dict[str, Any]) -> str:
 
 
 def _read(schema: object, open: bool = False) -> Rewritten:
-    found = rewritten(schema, open=open)
-    if not ends(found.schema, partial(_needs, found.schema)):
+    result = rewritten(schema, open=open)
+    if not ends(result.schema, partial(_needs, result.schema)):
         reason = "it is false, or a required value contains itself"
         raise GrammarError(f"nothing finite matches the schema: {reason}")
-    return found
+    return result
 
 
 def _check_bytes(size: int) -> None:
@@ -109,8 +109,8 @@ def _check_depth(value: object) -> None:
         if not level:
             return
         inner: list[object] = []
-        for each in level:
-            inner += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        for part in level:
+            inner += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         level = inner
     raise GrammarError(_TOO_DEEP)
 

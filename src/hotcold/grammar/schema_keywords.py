@@ -118,15 +118,15 @@ def can_be_written(value: Any) -> bool:
     """True if a grammar can require exactly this constant. Beyond 2^53, different numbers become equal;
     characters that JSON can only escape by code point are not generated."""
     values = [value]
-    for each in values:  # the loop appends to it
-        if isinstance(each, dict):
-            values += each.values()
-        elif isinstance(each, list):
-            values += each
-        elif isinstance(each, str):
-            if _BY_NUMBER.search(each):
+    for item in values:  # the loop appends to it
+        if isinstance(item, dict):
+            values += item.values()
+        elif isinstance(item, list):
+            values += item
+        elif isinstance(item, str):
+            if _BY_NUMBER.search(item):
                 return False
-        elif isinstance(each, int | float) and not abs(each) < 2**53:
+        elif isinstance(item, int | float) and not abs(item) < 2**53:
             return False
     return True
 
@@ -184,10 +184,10 @@ def compiled_pattern(pattern: str) -> str | None:
         text, at = part[0], part.end()
         if part["cls"]:
             head = text[: 2 if text[1] == "^" else 1]
-            found = (
+            ranges = (
                 map(_in_class, filter(None, each.groups())) for each in _RANGE.finditer(text[len(head) : -1])
             )
-            text = f"{head}{''.join(map('-'.join, found))}]"
+            text = f"{head}{''.join(map('-'.join, ranges))}]"
         elif part["escape"]:
             text = _plain_escape(text)
         elif text in ("{", "}", "]"):
@@ -250,11 +250,13 @@ def _characters(part: re.Match[str]) -> list[str]:
         return [_one_character(part[0], ".*+?^$|()")]
     if part[0].startswith("[^"):
         raise _ManyTexts
-    found: list[str] = []
+    characters: list[str] = []
     for first, last in _RANGE.findall(part[0][1:-1]):
         low = ord(_one_character(first))
-        found += map(chr, range(low, 1 + (min(ord(_one_character(last)), low + MOST_NAMES) if last else low)))
-    return found
+        characters += map(
+            chr, range(low, 1 + (min(ord(_one_character(last)), low + MOST_NAMES) if last else low))
+        )
+    return characters
 
 
 def _one_character(text: str, others: str = "") -> str:

@@ -27,11 +27,11 @@ NOTHING = Others()
 
 
 def total(others: Iterable[Others]) -> Others:
-    found = [*others]
+    all_others = [*others]
     return Others(
-        tuple(dict.fromkeys(name for each in found for name in each.names)),
-        tuple(dict.fromkeys(pattern for each in found for pattern in each.patterns)),
-        any(each.open for each in found),
+        tuple(dict.fromkeys(name for one in all_others for name in one.names)),
+        tuple(dict.fromkeys(pattern for one in all_others for pattern in one.patterns)),
+        any(one.open for one in all_others),
     )
 
 

@@ -20,11 +20,11 @@ class _Option(NamedTuple):
 
 def exclude_each_other(options: Sequence[Any], resolved: Callable[[Any], Any]) -> bool:
     """True if the options certainly exclude each other. ``resolved`` follows references."""
-    found = [_option(each, resolved, 1) for each in options]
-    values = [each.values for each in found if each.values is not None]
-    if len(values) == len(found):
+    parsed = [_option(option, resolved, 1) for option in options]
+    values = [option.values for option in parsed if option.values is not None]
+    if len(values) == len(parsed):
         return sum(map(len, values)) == len(set().union(*values))
-    return len(found) <= _MOST and all(_exclusive(one, other) for one, other in combinations(found, 2))
+    return len(parsed) <= _MOST and all(_exclusive(one, other) for one, other in combinations(parsed, 2))
 
 
 def _option(schema: Any, resolved: Callable[[Any], Any], levels: int) -> _Option:

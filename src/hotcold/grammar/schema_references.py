@@ -40,31 +40,31 @@ class References:
         if local and not local.startswith("#"):
             message = "only references within the schema, '#/...', are allowed"
             raise GrammarError(f"$ref is {shown(reference)}: {message}")
-        found = self._root
+        target = self._root
         if local not in ("", "#") and not local.startswith("#/"):
-            found = self._anchors.get(unquote(local[1:]))
+            target = self._anchors.get(unquote(local[1:]))
         for part in pointer(local):
-            if isinstance(found, list) and _INDEX.fullmatch(part) and int(part) < len(found):
-                found = found[int(part)]
-            elif isinstance(found, dict) and part in found:
-                found = found[part]
+            if isinstance(target, list) and _INDEX.fullmatch(part) and int(part) < len(target):
+                target = target[int(part)]
+            elif isinstance(target, dict) and part in target:
+                target = target[part]
             else:
-                found = None
-        if not isinstance(found, dict | bool):
+                target = None
+        if not isinstance(target, dict | bool):
             raise GrammarError(f"$ref {shown(reference)} does not exist in the schema")
-        return found
+        return target
 
     @cached_property
     def _anchors(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        anchors: dict[str, Any] = {}
         left = [self._root]
         for value in left:  # the loop appends to it
             if isinstance(value, dict):
                 for key in ("$anchor", "$dynamicAnchor", "$id", "id"):
                     if isinstance(value.get(key), str):
-                        found.setdefault(value[key].removeprefix("#"), value)
+                        anchors.setdefault(value[key].removeprefix("#"), value)
             left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        return found
+        return anchors
 
 
 def pointer(reference: str) -> list[str]:

@@ -74,8 +74,8 @@ def rewritten(schema: Any, *, open: bool = False) -> Rewritten:
     """Rewrites a schema that is not deeper than the limit. ``open``: as in the standard, objects may have
     unnamed properties unless they exclude them. GrammarError: it is broken."""
     rewriting = _Rewriting(schema, closing=not open)
-    found = rewriting.whole()
-    return Rewritten(found, tuple(rewriting.notes))
+    schema_of_values = rewriting.whole()
+    return Rewritten(schema_of_values, tuple(rewriting.notes))
 
 
 def _path(path: str, *parts: str | int) -> str:
@@ -105,7 +105,7 @@ class _Rewriting:
         self._steps = 0
 
     def whole(self) -> Any:
-        found = self._schema(self._root, _Place("", closing=self._closing))
+        root = self._schema(self._root, _Place("", closing=self._closing))
         while self._left:
             name, target, where = self._left.pop()
             self._definitions[name] = self._schema(target, where)
@@ -113,8 +113,8 @@ class _Rewriting:
             if not exclude_each_other(options, self._references.resolved):
                 self._leave_out(place, "oneOf")
         if self._definitions:
-            found["$defs"] = {name: self._definitions[name] for name in self._names.values()}
-        return found
+            root["$defs"] = {name: self._definitions[name] for name in self._names.values()}
+        return root
 
     def _schema(self, schema: Any, place: _Place) -> Any:
         self._step()
@@ -127,53 +127,51 @@ class _Rewriting:
             raise GrammarError(f"the schema is nested too deeply: {MOST_LEVELS} levels are allowed")
         for key, value in schema.items():
             check_value(key, value, place.at(key))
-        own = self._simple(schema, place) | self._items(schema, place)
+        stated = self._simple(schema, place) | self._items(schema, place)
         place = replace(place, closing=place.closing or schema.get("unevaluatedProperties") is False)
         groups = self._groups(schema)
-        own |= self._object(schema, place, total([place.others, *(each.others for each in groups)]))
+        stated |= self._object(schema, place, total([place.others, *(each.others for each in groups)]))
         applied = self._applied(schema, place, groups)
         lost = (key for key in NOT_ENFORCED if key in schema and not _asks_nothing(key, schema))
         self._leave_out(place, *lost)
-        both = [key for key in schema if key in own or key in (*GROUPS, *REFERENCES)]
-        return _merged(own, applied) if both and both[0] in own else _merged(applied, own)
+        both = [key for key in schema if key in stated or key in (*GROUPS, *REFERENCES)]
+        return _merged(stated, applied) if both and both[0] in stated else _merged(applied, stated)
 
     # --- keywords of a single value -----------------------------------------------------------------------
 
     def _simple(self, schema: _Schema, place: _Place) -> _Schema:
         types = type_list(schema)
         nullable = schema.get("nullable") is True and "null" not in types  # OpenAPI 3.0
-        found: _Schema = (
-            {"type": [*types, "null"] if nullable else schema["type"]} if "type" in schema else {}
-        )
+        kept: _Schema = {"type": [*types, "null"] if nullable else schema["type"]} if "type" in schema else {}
         asked = [key for key in _CAN_BE_ENFORCED if key in schema]
-        found |= {key: schema[key] for key in asked if _CAN_BE_ENFORCED[key](schema[key])}
+        kept |= {key: schema[key] for key in asked if _CAN_BE_ENFORCED[key](schema[key])}
         bounds, lost = numeric(schema, types)
-        self._leave_out(place, *(key for key in asked if key not in found), *lost)
-        found |= bounds
+        self._leave_out(place, *(key for key in asked if key not in kept), *lost)
+        kept |= bounds
         for key in ("minLength", "maxLength", "minItems", "maxItems"):
             if key in schema:
-                found[key] = min(int(schema[key]), MOST_COUNT)
+                kept[key] = min(int(schema[key]), MOST_COUNT)
         format = schema.get("format")
-        if "pattern" in found:
-            found["pattern"] = compiled_pattern(schema["pattern"])
+        if "pattern" in kept:
+            kept["pattern"] = compiled_pattern(schema["pattern"])
         if format in FORMAT_PATTERNS:
-            own = {"pattern": compiled_pattern(FORMAT_PATTERNS[format])}
-            found |= {"allOf": [own]} if "pattern" in found else own
+            by_format = {"pattern": compiled_pattern(FORMAT_PATTERNS[format])}
+            kept |= {"allOf": [by_format]} if "pattern" in kept else by_format
         elif format in FORMATS:
-            found["format"] = format
-        return found
+            kept["format"] = format
+        return kept
 
     def _items(self, schema: _Schema, place: _Place) -> _Schema:
-        found: _Schema = {}
+        kept: _Schema = {}
         first, rest = "prefixItems", "items"
         if isinstance(schema.get("items"), list):  # the older drafts
             first, rest = "items", "additionalItems"
         if prefix := schema.get(first):
             inner = (self._inner(place, first, i) for i in range(len(prefix)))
-            found["prefixItems"] = [*map(self._schema, prefix, inner)]
+            kept["prefixItems"] = [*map(self._schema, prefix, inner)]
         if schema.get(rest, True) is not True:
-            found["items"] = self._schema(schema[rest], self._inner(place, rest))
-        return found
+            kept["items"] = self._schema(schema[rest], self._inner(place, rest))
+        return kept
 
     # --- objects ------------------------------------------------------------------------------------------
 
@@ -183,8 +181,8 @@ class _Rewriting:
         others_of_named = self._said(by_pattern.values())
         others_by_pattern = self._said(named.values()) if by_pattern else NOTHING
         properties = {
-            name: self._schema(each, self._inner(place, "properties", name, others=others_of_named))
-            for name, each in named.items()
+            name: self._schema(subschema, self._inner(place, "properties", name, others=others_of_named))
+            for name, subschema in named.items()
         }
         patterns, all_patterns = self._patterns(by_pattern, place, others_by_pattern)
         rest = schema.get("additionalProperties")
@@ -192,7 +190,7 @@ class _Rewriting:
             rest = self._schema(rest, self._inner(place, "additionalProperties"))
         required = list(dict.fromkeys(schema.get("required", ())))
         if _may_close(schema):
-            other_patterns = [each for each in others.patterns if each not in patterns]
+            other_patterns = [pattern for pattern in others.patterns if pattern not in patterns]
             spoken = others.open or said_by(schema).open or not all_patterns
             rest = spoken or not place.closing or bool(other_patterns and patterns)
             if not rest:
@@ -203,8 +201,8 @@ class _Rewriting:
         # The compiler would let an answer begin a name of a pattern even if all such names are used.
         for pattern in [*patterns]:
             if (names := few_names(pattern)) is not None:
-                each = patterns.pop(pattern)
-                properties |= {name: _both(properties.get(name, True), each) for name in names}
+                subschema = patterns.pop(pattern)
+                properties |= {name: _both(properties.get(name, True), subschema) for name in names}
         parts = {"properties": properties, "patternProperties": patterns, "required": required}
         object_schema: _Schema = {key: value for key, value in parts.items() if value}
         if rest is not None:
@@ -214,37 +212,37 @@ class _Rewriting:
 
     def _patterns(self, given: _Schema, place: _Place, others: Others) -> tuple[_Schema, bool]:
         """Schemas by patterns of names, and True if no pattern was left out."""
-        found = {}
-        for pattern, each in given.items():
+        compiled_patterns = {}
+        for pattern, subschema in given.items():
             compiled = compiled_pattern(pattern)
             inner = self._inner(place, "patternProperties", pattern, others=others)
             if compiled is None:
                 self._leave_out(inner, "the pattern")
             else:
-                found[compiled] = self._schema(each, inner)
-        return found, len(found) == len(given)
+                compiled_patterns[compiled] = self._schema(subschema, inner)
+        return compiled_patterns, len(compiled_patterns) == len(given)
 
     def _by_names(self, schema: _Schema, rest: Any, place: _Place) -> tuple[_Schema, _Schema, Any]:
         """The properties that ``propertyNames`` allows in an object without named properties."""
         allowed = schema.get("propertyNames")
-        found = True if rest is None else rest
+        subschema = True if rest is None else rest
         if not isinstance(allowed, dict) or _demands(allowed) not in ({"enum"}, {"pattern"}):
             return {}, {}, rest
         if "enum" in allowed:
             check_value("enum", allowed["enum"], place.at("propertyNames"))
-            return {name: found for name in allowed["enum"] if isinstance(name, str)}, {}, False
+            return {name: subschema for name in allowed["enum"] if isinstance(name, str)}, {}, False
         check_value("pattern", allowed["pattern"], place.at("propertyNames"))
         pattern = compiled_pattern(allowed["pattern"])
         if pattern is None:
             self._leave_out(place, "propertyNames")
             return {}, {}, rest
-        return {}, {pattern: found}, False
+        return {}, {pattern: subschema}, False
 
-    def _counts(self, schema: _Schema, found: _Schema, place: _Place, alone: bool) -> _Schema:
+    def _counts(self, schema: _Schema, kept: _Schema, place: _Place, alone: bool) -> _Schema:
         """``minProperties`` and ``maxProperties``, as far as the compiler supports them."""
-        named, required = len(found.get("properties", ())), len(found.get("required", ()))
-        optional = named - len(set(found.get("required", ())) & set(found.get("properties", ())))
-        closed = found.get("additionalProperties") is False and "patternProperties" not in found
+        named, required = len(kept.get("properties", ())), len(kept.get("required", ()))
+        optional = named - len(set(kept.get("required", ())) & set(kept.get("properties", ())))
+        closed = kept.get("additionalProperties") is False and "patternProperties" not in kept
         least, most = schema.get("minProperties", 0), schema.get("maxProperties")
         counts: _Schema = {}
         if least > required:
@@ -281,12 +279,12 @@ class _Rewriting:
         return [_Group(*each, NOTHING if alone else self._said(each[2])) for each in groups]
 
     def _applied(self, schema: _Schema, place: _Place, groups: Sequence["_Group"]) -> _Schema:
-        found: _Schema = {}
+        merged: _Schema = {}
         both: list[Any] = []
-        own = said_by(schema)
+        said = said_by(schema)
         for i, group in enumerate(groups):
             self._step(len(groups))
-            others = total([place.others, own, *(each.others for each in (*groups[:i], *groups[i + 1 :]))])
+            others = total([place.others, said, *(each.others for each in (*groups[:i], *groups[i + 1 :]))])
             key = group.key
             part: _Schema = {}
             if key == "allOf":
@@ -298,11 +296,11 @@ class _Rewriting:
                 part = {"anyOf": [*map(self._schema, group.schemas, places)]}
             if key == "oneOf":
                 self._one_of.append((place, group.schemas))
-            if part.keys() & found.keys():
+            if part.keys() & merged.keys():
                 both.append(part)
             else:
-                found |= part
-        return found | ({"allOf": both} if both else {})
+                merged |= part
+        return merged | ({"allOf": both} if both else {})
 
     # --- references ---------------------------------------------------------------------------------------
 
@@ -326,21 +324,21 @@ class _Rewriting:
 
     def _same(self, schemas: Iterable[Any]) -> list[_Schema]:
         """These schemas and all schemas that they apply to the same value."""
-        found: dict[int, _Schema] = {}
+        by_id: dict[int, _Schema] = {}
         left = [*reversed([*schemas])]
         while left:
             schema = left.pop()
-            if not isinstance(schema, dict) or id(schema) in found:
+            if not isinstance(schema, dict) or id(schema) in by_id:
                 continue
             self._step()
-            found[id(schema)] = schema
+            by_id[id(schema)] = schema
             for key in GROUPS:
                 if isinstance(schema.get(key), list):
                     left += reversed(schema[key])
             for key in CONDITIONAL:
                 left += conditional(schema, key)
             left += [self._references.target(schema[key]) for key in REFERENCES if key in schema]
-        return [*found.values()]
+        return [*by_id.values()]
 
     def _said(self, schemas: Iterable[Any]) -> Others:
         return total(map(said_by, self._same(schemas)))
@@ -386,8 +384,8 @@ _DEMANDS = {
 
 def _demands(schema: _Schema) -> set[str]:
     """The keywords in a schema of names that require more than a string."""
-    found = _DEMANDS & schema.keys()
-    return found - {"type"} if schema.get("type", "string") == "string" else found
+    demands = _DEMANDS & schema.keys()
+    return demands - {"type"} if schema.get("type", "string") == "string" else demands
 
 
 def _asks_nothing(key: str, schema: _Schema) -> bool:
@@ -409,10 +407,10 @@ def _both(first: Any, second: Any) -> Any:
 
 
 def _merged(first: _Schema, second: _Schema) -> _Schema:
-    found = {**first, **second}
+    merged = {**first, **second}
     if "allOf" in first and "allOf" in second:
-        found["allOf"] = [*first["allOf"], *second["allOf"]]
-    return found
+        merged["allOf"] = [*first["allOf"], *second["allOf"]]
+    return merged
 
 
 def _numbered(stem: str) -> Iterator[str]:

@@ -73,9 +73,9 @@ def find(name: HubName) -> Path | None:
     folder = repository(name.repo)
     for commit in _commits(folder, name.revision):
         snapshot = folder / "snapshots" / commit
-        there = [file for file, path in _files(snapshot) if path.is_file()]
+        present = [file for file, path in _files(snapshot) if path.is_file()]
         try:
-            return snapshot / choose(name, there)[0]
+            return snapshot / choose(name, present)[0]
         except SeveralModels:
             raise
         except HubError:
@@ -85,44 +85,46 @@ def find(name: HubName) -> Path | None:
 
 def _commits(folder: Path, revision: str | None) -> list[str]:
     """Cached commits of a revision, the best first."""
-    there = {entry.name: entry for entry in _entries(folder / "snapshots") if COMMIT.fullmatch(entry.name)}
+    snapshots = {
+        entry.name: entry for entry in _entries(folder / "snapshots") if COMMIT.fullmatch(entry.name)
+    }
     meant = _refs(folder).get(revision or "main", revision)
     if revision is not None:
-        return [meant] if meant in there else []
-    others = sorted(there, key=lambda commit: (there[commit].stat().st_mtime, commit), reverse=True)
+        return [meant] if meant in snapshots else []
+    others = sorted(snapshots, key=lambda commit: (snapshots[commit].stat().st_mtime, commit), reverse=True)
     return sorted(others, key=lambda commit: commit != meant)
 
 
 def _refs(folder: Path) -> dict[str, str]:
     """The recorded commits of branches and tags."""
-    found = {}
+    refs = {}
     for name, path in _files(folder / "refs"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             commit = path.read_text(encoding="ascii").strip()
             if COMMIT.fullmatch(commit):
-                found[name] = commit
-    return found
+                refs[name] = commit
+    return refs
 
 
 def cached() -> list[Cached]:
     """All GGUF models of the cache, by name, and interrupted downloads."""
-    found: list[Cached] = []
+    models: list[Cached] = []
     for folder in sorted(_entries(cache_folder())):
         if (named := _FOLDER.fullmatch(folder.name)) and folder.is_dir():
-            found += _of_repository(f"{named['owner']}/{named['name']}", folder)
-    return found
+            models += _of_repository(f"{named['owner']}/{named['name']}", folder)
+    return models
 
 
 def _of_repository(repo: str, folder: Path) -> Iterator[Cached]:
     refs = _refs(folder)
     for commit in sorted(entry.name for entry in _entries(folder / "snapshots")):
         names = tuple(sorted(name for name, meant in refs.items() if meant == commit))
-        there = {file: path for file, path in _files(folder / "snapshots" / commit) if path.is_file()}
-        for file in sorted(filter(is_first, there)):
+        present = {file: path for file, path in _files(folder / "snapshots" / commit) if path.is_file()}
+        for file in sorted(filter(is_first, present)):
             if file.endswith(".gguf"):
-                own = [each for each in (*all_parts(file), *sidecars(file)) if each in there]
-                nbytes = sum(there[each].stat().st_size for each in own)
-                yield Cached(repo, file, len(own), nbytes, commit, names, there[file])
+                model_files = [each for each in (*all_parts(file), *sidecars(file)) if each in present]
+                nbytes = sum(present[each].stat().st_size for each in model_files)
+                yield Cached(repo, file, len(model_files), nbytes, commit, names, present[file])
     if partial := _partial(folder):
         nbytes = sum(path.stat().st_size for path in partial)
         yield Cached(repo, "", len(partial), nbytes, "", (), folder)
@@ -135,16 +137,16 @@ def remove(name: HubName) -> list[Cached]:
     meant = list(_of_repository(name.repo, folder))
     if name.revision is not None:
         commits = _commits(folder, name.revision)
-        meant = [each for each in meant if each.commit in commits]
+        meant = [model for model in meant if model.commit in commits]
     if meant and (name.file or name.quant):
-        chosen = choose_first(name, sorted({each.file for each in meant if each.file}))
-        meant = [each for each in meant if each.file == chosen]
+        chosen = choose_first(name, sorted({model.file for model in meant if model.file}))
+        meant = [model for model in meant if model.file == chosen]
     if not meant:
         raise HubError(f"{name} is not in the cache {cache_folder()}: `hotcold list` lists the models there")
-    for each in meant:
-        if each.file:
-            snapshot = folder / "snapshots" / each.commit
-            _delete(folder, [snapshot / file for file in (*all_parts(each.file), *sidecars(each.file))])
+    for model in meant:
+        if model.file:
+            snapshot = folder / "snapshots" / model.commit
+            _delete(folder, [snapshot / file for file in (*all_parts(model.file), *sidecars(model.file))])
         else:
             _delete(folder, _partial(folder))
     if not any(_files(folder / "snapshots")) and not _entries(folder / "blobs"):

@@ -80,17 +80,17 @@ def pull(name: HubName, advance: Advance | None = None, say: Say | None = None) 
         commit, files = hub.files(name)
         remotes = [hub.describe(name, commit, files[file]) for file in choose(name, files)]
     folder = repository(name.repo)
-    missing = [each for each in remotes if not (folder / "snapshots" / commit / each.file).is_file()]
+    missing = [remote for remote in remotes if not (folder / "snapshots" / commit / remote.file).is_file()]
     _check_room(folder, missing)
-    total, done = sum(each.nbytes for each in missing), 0
-    for each in missing:
+    total, done = sum(remote.nbytes for remote in missing), 0
+    for remote in missing:
         with _errors(name):
-            _fetch(hub, folder, commit, each, _Progress(advance, done, total), say)
-        done += each.nbytes
+            _fetch(hub, folder, commit, remote, _Progress(advance, done, total), say)
+        done += remote.nbytes
     _record(folder, name.revision or "main", commit)
     path = folder / "snapshots" / commit / remotes[0].file
-    own = tuple(each.file for each in remotes)
-    return Pulled(name, path, commit, own, sum(each.nbytes for each in remotes), total)
+    file_names = tuple(remote.file for remote in remotes)
+    return Pulled(name, path, commit, file_names, sum(remote.nbytes for remote in remotes), total)
 
 
 @dataclass(frozen=True)
@@ -136,20 +136,20 @@ class _Hub:
             )
         return info.sha, {str(each.rfilename): each for each in info.siblings or ()}
 
-    def describe(self, name: HubName, commit: str, found: Any) -> _Remote:
-        file = str(found.rfilename)
-        checksum = str(found.lfs.sha256 if found.lfs else found.blob_id)
+    def describe(self, name: HubName, commit: str, sibling: Any) -> _Remote:
+        file = str(sibling.rfilename)
+        checksum = str(sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
         if not re.fullmatch(r"[0-9a-f]{64}|[0-9a-f]{40}", checksum):
             raise HubError(
                 f"the hub gives {shown(checksum)} for {shown(file, 120)}, which is not a "
                 "checksum: try again later"
             )
-        if not isinstance(found.size, int) or found.size <= 0:
+        if not isinstance(sibling.size, int) or sibling.size <= 0:
             raise HubError(
-                f"the hub says that {shown(file, 120)} has {shown(found.size)} bytes, not 1 or more"
+                f"the hub says that {shown(file, 120)} has {shown(sibling.size)} bytes, not 1 or more"
             )
         url = self.library.hf_hub_url(name.repo, file, revision=commit, endpoint=self.endpoint)
-        return _Remote(file, url, checksum, found.size)
+        return _Remote(file, url, checksum, sibling.size)
 
     def read(self, url: str, first: int, end: int) -> Iterator[bytes]:
         """Yields the bytes from ``first`` up to ``end`` as they arrive; there may be more or fewer."""
@@ -181,8 +181,8 @@ def _fetch(
     """Downloads one file into the cache; of several processes only the first does."""
     blob, link = folder / "blobs" / remote.checksum, folder / "snapshots" / commit / remote.file
     locks = folder.parent / ".locks" / folder.name
-    for each in (blob.parent, link.parent, locks):
-        each.mkdir(parents=True, exist_ok=True)
+    for directory in (blob.parent, link.parent, locks):
+        directory.mkdir(parents=True, exist_ok=True)
     with _locked(hub, locks / f"{remote.checksum}.lock", remote, say):
         if not blob.exists():
             _download(hub, _partial(folder, remote), remote, advance)

@@ -81,22 +81,22 @@ def is_hub_name(model: object) -> bool:
 def parse(model: str | os.PathLike[str]) -> HubName:
     """Parses a name. ``HubError``: it has none of the allowed forms, or could lead out of its folder."""
     text = _without_address(_text(model))
-    found = _NAME.fullmatch(text) if len(text) <= _LONGEST else None
-    if found is None or "--" in found["repo"] or ".." in found["repo"]:
+    match = _NAME.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None or "--" in match["repo"] or ".." in match["repo"]:
         raise HubError(f"{shown(text, 120)} is not the name of a model on the hub: {FORMS} is needed")
-    rest, revision = found["rest"], found["revision"]
+    rest, revision = match["rest"], match["revision"]
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise HubError(f"revision {shown(revision, 80)}: a branch, a tag or a commit is needed")
     if rest is None:
-        return HubName(found["repo"], revision=revision)
+        return HubName(match["repo"], revision=revision)
     if rest.endswith(".gguf"):
         if not is_safe(rest):
             raise HubError(f"file {shown(rest, 120)}: a path inside the repository, without .., is needed")
-        return HubName(found["repo"], rest, revision=revision)
-    after_colon = text[found.end("repo")] == ":"
+        return HubName(match["repo"], rest, revision=revision)
+    after_colon = text[match.end("repo")] == ":"
     if not after_colon or not _QUANT.fullmatch(rest):
         raise HubError(f"{shown(rest, 120)} is neither a .gguf file nor a quantisation: {FORMS} is needed")
-    return HubName(found["repo"], quant=rest, revision=revision)
+    return HubName(match["repo"], quant=rest, revision=revision)
 
 
 def _without_address(text: str) -> str:
@@ -124,14 +124,14 @@ def is_safe(path: str) -> bool:
 def choose(name: HubName, files: Iterable[str]) -> list[str]:
     """The files of the model that a name means, in order: all parts if it is split, then its sidecars.
     ``HubError``: it means no model, or several, which the message lists, or parts are missing."""
-    there = sorted(file for file in files if file.endswith(".gguf") and is_safe(file))
-    parts = all_parts(choose_first(name, there))
-    missing = [part for part in parts if part not in there]
+    present = sorted(file for file in files if file.endswith(".gguf") and is_safe(file))
+    parts = all_parts(choose_first(name, present))
+    missing = [part for part in parts if part not in present]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        what = f"{shown(missing[0], 120)}{more}, of the {len(parts)} parts of a model"
-        raise HubError(f"{name.repo} has no {what}")
-    return parts + [sidecar for sidecar in sidecars(parts[0]) if sidecar in there]
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        label = f"{shown(missing[0], 120)}{others}, of the {len(parts)} parts of a model"
+        raise HubError(f"{name.repo} has no {label}")
+    return parts + [sidecar for sidecar in sidecars(parts[0]) if sidecar in present]
 
 
 def all_parts(file: str) -> list[str]:
@@ -151,11 +151,11 @@ def is_first(file: str) -> bool:
     return not _NO_MODEL.search(file) and (part is None or part[1] == 0)
 
 
-def choose_first(name: HubName, there: list[str]) -> str:
+def choose_first(name: HubName, present: list[str]) -> str:
     """The file that a name means, or one part of a split model. Errors as in :func:`choose`."""
-    models = [file for file in there if is_first(file)]
+    models = [file for file in present if is_first(file)]
     if name.file is not None:
-        if name.file not in there:
+        if name.file not in present:
             raise HubError(f"{name.repo} has no file {shown(name.file, 120)}: {_listed(models)}")
         return name.file
     meant = models
@@ -176,13 +176,13 @@ def _listed(models: list[str]) -> str:
     if not models:
         return "it has no .gguf files; a repository of GGUF files is needed"
     labels = [_label(models, number) for number in range(len(models))]
-    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
-    return "it has " + ", ".join(shown(label, 80).strip("'") for label in labels[:_LISTED]) + more
+    others = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
+    return "it has " + ", ".join(shown(label, 80).strip("'") for label in labels[:_LISTED]) + others
 
 
 def _label(models: list[str], number: int) -> str:
     """The quantisation of a file if no other file has it, else its path."""
-    types = [found[-1] if (found := _TYPE.findall(file)) else file for file in models]
+    types = [types_in_name[-1] if (types_in_name := _TYPE.findall(file)) else file for file in models]
     return types[number] if types.count(types[number]) == 1 else models[number]
 
 

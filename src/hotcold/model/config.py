@@ -365,17 +365,17 @@ def _attention(
     shapes = [
         replace(
             common,
-            rope=each.rope,
-            window=each.window,
-            growth=None if family.temperature and each.rope else growth,
-            plain_norms=plain and each.rope is not None,
+            rope=position.rope,
+            window=position.window,
+            growth=None if family.temperature and position.rope else growth,
+            plain_norms=plain and position.rope is not None,
             chunked=family.chunked,
         )
-        for each in positions
+        for position in positions
     ]
     if not family.kinds_of_heads:
         return tuple(shapes)
-    windowed, local = [each.windowed for each in positions], local_head_dim(keys, family, head_dim)
+    windowed, local = [position.windowed for position in positions], local_head_dim(keys, family, head_dim)
     return _of_kinds(keys, shapes, windowed, local, needed=family.streams)
 
 

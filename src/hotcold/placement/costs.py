@@ -70,13 +70,13 @@ class Costs:
             ),
             gpus=[
                 GPUCosts(
-                    neurons=[neurons(i, each.gpu_stream_gb_s, each.gpu_rows_gb_s) for i in layers],
-                    dense=sizes.dense / each.gpu_stream_gb_s / 1e9 + each.layer_s,
-                    head=sizes.head / each.gpu_stream_gb_s / 1e9,
-                    handshake=each.handshake_s + 8 * sizes.dim / (each.link_pinned_gb_s * 1e9),
-                    step=each.step_s,
+                    neurons=[neurons(i, machine.gpu_stream_gb_s, machine.gpu_rows_gb_s) for i in layers],
+                    dense=sizes.dense / machine.gpu_stream_gb_s / 1e9 + machine.layer_s,
+                    head=sizes.head / machine.gpu_stream_gb_s / 1e9,
+                    handshake=machine.handshake_s + 8 * sizes.dim / (machine.link_pinned_gb_s * 1e9),
+                    step=machine.step_s,
                 )
-                for each in machines
+                for machine in machines
             ],
         )
 

@@ -249,12 +249,12 @@ class MemoryPlan:
         if weights >= free and self.config.experts is not None:
             smaller += ", or leave experts in the file (`ram_budget`)"
         text = {kind: f"{nbytes / 2**30:.2f} GiB" for kind, nbytes in (*needed.items(), ("free", free))}
-        what, kind = names
+        label, kind = names
         parts = f"{kind} {text['weights']}, KV cache of {self.pages * PAGE} tokens {text['KV cache']}"
         parts += f", steps {text['steps']}"
         if self.slots:
             parts += f", {self.slots} states of sequences {text['states']}"
         got = (
-            f"the {what} needs {sum(needed.values()) / 2**30:.2f} GiB ({parts}), and {text['free']} are free"
+            f"the {label} needs {sum(needed.values()) / 2**30:.2f} GiB ({parts}), and {text['free']} are free"
         )
         return f"not enough memory: {got}: use a smaller {smaller}"

@@ -128,13 +128,13 @@ def write_profile(path: Path, profile: Profile, facts: Mapping[str, Any]) -> Non
     metadata = {"general.type": "profile", f"{_KEY}source": profile.source}
     metadata |= {_KEY + name: value for name, value in facts.items()}
     tensors = {
-        f"blk.{i}.profile": quantise(each, "F16") for i, each in enumerate(profile.firing) if each.size
+        f"blk.{i}.profile": quantise(shares, "F16") for i, shares in enumerate(profile.firing) if shares.size
     }
-    routing = {i: each for i, each in enumerate(profile.routing or ()) if each.size > 1}
-    tensors |= {f"blk.{i}.routing": quantise(each, "F16") for i, each in routing.items()}
-    for i, each in enumerate(profile.routes or ()):
-        if each.size:
+    routing = {i: shares for i, shares in enumerate(profile.routing or ()) if shares.size > 1}
+    tensors |= {f"blk.{i}.routing": quantise(shares, "F16") for i, shares in routing.items()}
+    for i, ids in enumerate(profile.routes or ()):
+        if ids.size:
             tensors[f"blk.{i}.routes"] = Tensor(
-                _I16, each.shape, np.ascontiguousarray(each, "<i2").view(np.uint8)
+                _I16, ids.shape, np.ascontiguousarray(ids, "<i2").view(np.uint8)
             )
     write_gguf(path, metadata, tensors)

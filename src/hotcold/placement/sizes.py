@@ -292,8 +292,8 @@ def _ffn_types(file: GGUFFile, *, beside: bool) -> tuple[BlockType, BlockType, B
 
 def _expert_share(config: Config) -> float:
     """Returns the share of experts that a token chooses, as the mean over layers with experts."""
-    experts = [each for i in range(config.layers) if (each := config.experts_of(i))]
-    return sum(each.chosen / each.count for each in experts) / len(experts) if experts else 1.0
+    experts = [layer for i in range(config.layers) if (layer := config.experts_of(i))]
+    return sum(layer.chosen / layer.count for layer in experts) / len(experts) if experts else 1.0
 
 
 def _block_neurons(file: GGUFFile, config: Config) -> int:

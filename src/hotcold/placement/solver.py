@@ -71,15 +71,15 @@ class _Tables:
         shape = len(groups), 1 + max(map(len, groups))
         split_bytes, split_seconds = np.zeros(shape), np.full(shape, np.inf)
         whole_bytes, whole_seconds = np.zeros((2, len(groups)))
-        for i, each in enumerate(groups):
-            hot = np.append(0, gpu.neurons[i][each.order].cumsum())[each.edges]
-            done = np.append(0, cpu.neurons[i][each.order].cumsum())[each.edges]
+        for i, group in enumerate(groups):
+            hot = np.append(0, gpu.neurons[i][group.order].cumsum())[group.edges]
+            done = np.append(0, cpu.neurons[i][group.order].cumsum())[group.edges]
             cold = done[-1] - done
-            handshake = gpu.handshake if len(each) else 0.0  # a layer without neurons is never split
+            handshake = gpu.handshake if len(group) else 0.0  # a layer without neurons is never split
             seconds = gpu.dense[i] + handshake + np.maximum(hot, cold)
-            useful = int(seconds[:-1].argmin()) + 1 if len(each) else 1
+            useful = int(seconds[:-1].argmin()) + 1 if len(group) else 1
             split_seconds[i, :useful] = seconds[:useful]
-            nbytes = sizes.gpu_dense[i] + each.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
+            nbytes = sizes.gpu_dense[i] + group.edges * float(sizes.neuron_bytes[i] + INDEX_BYTES)
             split_bytes[i, : len(nbytes)] = nbytes
             whole_bytes[i] = nbytes[-1]
             whole_seconds[i] = gpu.dense[i] + hot[-1]

@@ -222,8 +222,8 @@ if sys.platform == "win32":
     def _bounds() -> Bounds:
         return Bounds(kernel32())
 
-    def _bound_memory(more: int) -> None:
-        _bounds().memory(more)
+    def _bound_memory(additional: int) -> None:
+        _bounds().memory(additional)
 
     def _bound_time(seconds: float) -> None:
         _bounds().time(seconds, seconds * (_CLOCK + 1))
@@ -235,16 +235,16 @@ else:
     _TIME_SIGNALS = (-signal.SIGPROF, -signal.SIGALRM)  # for processor time and clock time
     _KILLED = -signal.SIGKILL
 
-    def _bound_memory(more: int) -> None:
-        """Limits the process to ``more`` bytes of address space beyond the present, if the system reports it
-        (Linux). Disables core files."""
+    def _bound_memory(additional: int) -> None:
+        """Limits the process to ``additional`` bytes of address space beyond the present, if the system
+        reports it (Linux). Disables core files."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             with open("/proc/self/statm", encoding="ascii") as file:
                 now = int(file.read().split()[0]) * resource.getpagesize()
         except OSError:
             return
-        resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))
+        resource.setrlimit(resource.RLIMIT_AS, (now + additional, now + additional))
 
     def _bound_time(seconds: float) -> None:
         """Lets the system end the process after this much processor time, and after ten times as much clock

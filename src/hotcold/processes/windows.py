@@ -80,10 +80,10 @@ class Bounds:
             self._job = None
         self._set()
 
-    def memory(self, more: int) -> None:
-        """Lets the process allocate ``more`` additional bytes."""
+    def memory(self, additional: int) -> None:
+        """Lets the process allocate ``additional`` additional bytes."""
         with contextlib.suppress(OSError):
-            self._limits.process_memory = memory_counters(self._library).committed + more
+            self._limits.process_memory = memory_counters(self._library).committed + additional
             self._limits.basic.flags |= _PROCESS_MEMORY
             self._set()
 

@@ -78,9 +78,9 @@ def write_imatrix(path: Path, matrix: ImportanceMatrix) -> None:
     """Writes the GGUF form, completely or not at all. GGUFError: it cannot be written."""
     tensors: dict[str, Tensor] = {}
     for name in sorted(matrix):
-        found = matrix[name]
-        tensors[name + _SUMS] = quantise(found.sums, "F32")
-        tensors[name + _COUNTS] = quantise(found.counts[:, None], "F32")
+        sums_of_inputs = matrix[name]
+        tensors[name + _SUMS] = quantise(sums_of_inputs.sums, "F32")
+        tensors[name + _COUNTS] = quantise(sums_of_inputs.counts[:, None], "F32")
     metadata = {
         "general.type": IMATRIX_TYPE,
         _DATASETS: [*matrix.datasets],
@@ -100,20 +100,20 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
         is_gguf = file.read(0, 4) == b"GGUF"
         if not is_gguf and file.size > _LARGEST_DAT:
             raise ImatrixError(f"has {file.size} bytes: an importance matrix is needed")
-        found = None if is_gguf else _read_dat(file.read(0, file.size))
+        matrix = None if is_gguf else _read_dat(file.read(0, file.size))
         file.close()
-        if found is None:
+        if matrix is None:
             try:
                 with open_gguf(path) as gguf:
-                    found = _read_gguf(gguf)
+                    matrix = _read_gguf(gguf)
             except GGUFError as error:
                 raise ImatrixError(str(error).removeprefix(f"{printable(str(path), 4096)}: ")) from None
-        for name, each in found.items():
-            for values in (each.sums, each.counts):
+        for name, sums_of_inputs in matrix.items():
+            for values in (sums_of_inputs.sums, sums_of_inputs.counts):
                 if not (np.isfinite(values) & (values >= 0)).all():
                     got = f"{printable(name, 80)} holds values that are negative or not finite"
                     raise ImatrixError(f"{got}: the file is damaged")
-        return found
+        return matrix
 
 
 def _read_gguf(file: GGUFFile) -> ImportanceMatrix:
@@ -177,19 +177,19 @@ class _Dat:
     def left(self) -> int:
         return len(self._data) - self._at
 
-    def take(self, n: int, what: str) -> bytes:
+    def take(self, n: int, label: str) -> bytes:
         if n > self.left:
             short = f"{n} bytes needed, {self.left} remain"
-            raise ImatrixError(f"ends inside {what}: {short}; it is cut short, or not an importance matrix")
+            raise ImatrixError(f"ends inside {label}: {short}; it is cut short, or not an importance matrix")
         self._at += n
         return self._data[self._at - n : self._at]
 
-    def number(self, what: str, low: int, high: int) -> int:
-        value = int(_I32.unpack(self.take(4, what))[0])
+    def number(self, label: str, low: int, high: int) -> int:
+        value = int(_I32.unpack(self.take(4, label))[0])
         if not low <= value <= high:
-            got = f"the number of {what} is {value}"
+            got = f"the number of {label} is {value}"
             raise ImatrixError(f"{got}: {low} to {high} are possible; this is not an importance matrix")
         return value
 
-    def text(self, what: str, most: int) -> str:
-        return self.take(self.number(f"bytes of the {what}", 0, most), what).decode(errors="replace")
+    def text(self, label: str, most: int) -> str:
+        return self.take(self.number(f"bytes of the {label}", 0, most), label).decode(errors="replace")

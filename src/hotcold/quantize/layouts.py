@@ -251,8 +251,8 @@ def _metadata(source: GGUFFile, config: Config, wanted: _Wanted) -> Mapping[str,
     old, new = config.architecture, _architecture(config)
     kept = {re.sub(rf"^{re.escape(old)}\.", f"{new}.", key): value for key, value in kept.items()}
     kept["general.architecture"] = new
-    own = source.metadata.get(THRESHOLD_KEY, 0.0)
-    kept[THRESHOLD_KEY] = np.float32(wanted.predictors.threshold if wanted.predictors else own)
+    model_threshold = source.metadata.get(THRESHOLD_KEY, 0.0)
+    kept[THRESHOLD_KEY] = np.float32(wanted.predictors.threshold if wanted.predictors else model_threshold)
     return kept
 
 

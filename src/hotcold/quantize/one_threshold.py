@@ -73,21 +73,21 @@ def from_sidecar(path: Path, model: GGUFFile, config: Config) -> OneThreshold:
 
 def _of_residual(layers: Sequence[PredictorTensors]) -> OneThreshold:
     """Unchanged predictors if all thresholds are equal; else rows scaled to a threshold of 1 or -1."""
-    if not all(each.relu for each in layers):
+    if not all(layer.relu for layer in layers):
         raise QuantizeError("its predictors have no ReLU between their factors, which PowerInfer needs")
-    thresholds = np.concatenate([each.threshold for each in layers])
+    thresholds = np.concatenate([layer.threshold for layer in layers])
     if (thresholds == thresholds[0]).all():
-        found = [(_computed(each.first), _computed(each.second)) for each in layers]
-        return OneThreshold(found, float(thresholds[0]))
+        matrices = [(_computed(layer.first), _computed(layer.second)) for layer in layers]
+        return OneThreshold(matrices, float(thresholds[0]))
     if not ((thresholds > 0).all() or (thresholds < 0).all()):
         got = f"its predictors have thresholds between {thresholds.min():g} and {thresholds.max():g}"
         raise QuantizeError(f"{got}: PowerInfer has one threshold, and scaling cannot change signs")
     scaled = [
         (
-            _computed(each.first),
-            quantise(each.second.dequantise() / np.abs(each.threshold)[:, None], "F16"),
+            _computed(layer.first),
+            quantise(layer.second.dequantise() / np.abs(layer.threshold)[:, None], "F16"),
         )
-        for each in layers
+        for layer in layers
     ]
     return OneThreshold(
         scaled, float(np.sign(thresholds[0])), "the rows of predictors were scaled to one threshold, in F16"
@@ -113,9 +113,9 @@ def _before_the_norm(layer: PredictorTensors, norm: Floats) -> tuple[Tensor, Ten
     directions = np.linalg.qr(random)[0].T.astype(np.float32)
     margin = np.sqrt((np.pi / 2 - 1) / count)
     lowered = layer.threshold - margin * np.abs(layer.threshold)
-    each = np.float32(np.sqrt(np.pi / 2) / count) * lowered[:, None].astype(np.float32)
+    weights = np.float32(np.sqrt(np.pi / 2) / count) * lowered[:, None].astype(np.float32)
     first = np.concatenate([first, directions, -directions])
-    second = np.hstack([second, np.repeat(-each, 2 * count, axis=1)])
+    second = np.hstack([second, np.repeat(-weights, 2 * count, axis=1)])
     return quantise(np.ascontiguousarray(first), "F16"), quantise(np.ascontiguousarray(second), "F16")
 
 

@@ -247,10 +247,10 @@ def _by_expert(
     if importance is None:
         yield 0, rows, None
         return
-    each, at = shape[-2], 0
+    expert_rows, at = shape[-2], 0
     while at < rows:
-        expert = (first + at) // each
-        stop = min(rows, (expert + 1) * each - first)
+        expert = (first + at) // expert_rows
+        stop = min(rows, (expert + 1) * expert_rows - first)
         yield at, stop, importance[expert]
         at = stop
 

@@ -45,9 +45,9 @@ def check_order(
         raise QuantizeError(f"tensor {other[0]}: its neurons cannot be reordered")
     for layer, rows in order.items():
         one = config.neurons[layer] // config.experts.count
-        own = rows.reshape(config.experts.count, one)
-        same = np.arange(len(rows)).reshape(own.shape)
-        if not np.array_equal(np.sort(own, axis=1), same):
+        by_expert = rows.reshape(config.experts.count, one)
+        same = np.arange(len(rows)).reshape(by_expert.shape)
+        if not np.array_equal(np.sort(by_expert, axis=1), same):
             raise ValueError(f"layer {layer}: neurons must stay within their expert")
 
 
@@ -68,17 +68,17 @@ def check_side_by_side(source: GGUFFile) -> None:
 def side_by_side(source: GGUFFile, layer: int, order: Order) -> tuple[str, PlannedTensor]:
     """The tensor with the interleaved rows of a layer's gate, up and down, after its name."""
     parts = [reordered(source, f"blk.{layer}.ffn_{part}_exps.weight", order) for part in PARTS]
-    count, each, dim = parts[0].shape
+    count, neurons, dim = parts[0].shape
 
     def job(jobs: tuple[Job, ...]) -> Bytes:
         rows: Any = np.stack([make() for make in jobs], axis=1)
-        return np.ascontiguousarray(rows.reshape(3 * each, -1))
+        return np.ascontiguousarray(rows.reshape(3 * neurons, -1))
 
     def jobs() -> Iterator[Job]:
         for three in zip(*(part.jobs() for part in parts), strict=True):
             yield partial(job, three)
 
-    whole = PlannedTensor(parts[0].type, (count, 3 * each, dim), jobs)
+    whole = PlannedTensor(parts[0].type, (count, 3 * neurons, dim), jobs)
     return f"blk.{layer}.{SIDE_BY_SIDE}.weight", whole
 
 
@@ -86,12 +86,12 @@ def reordered(source: GGUFFile, name: str, order: Order) -> PlannedTensor:
     """A tensor with the rows of each expert reordered."""
     info = source.tensors[name]
     count = info.shape[0]
-    each = len(order) // count
+    neurons = len(order) // count
 
     def job(expert: int) -> Bytes:
-        first = expert * each
-        rows: Any = source.read_rows(name, first, first + each)
-        return np.ascontiguousarray(rows[order[first : first + each] - first])
+        first = expert * neurons
+        rows: Any = source.read_rows(name, first, first + neurons)
+        return np.ascontiguousarray(rows[order[first : first + neurons] - first])
 
     def jobs() -> Iterator[Job]:
         for expert in range(count):

@@ -229,7 +229,9 @@ def _values(schema: Schema) -> str:
 
 def _power(bound: float) -> str:
     """Returns a bound as text; large bounds are powers of two, or one less."""
-    for each, less in ((bound, ""), (bound + 1, " - 1")):
-        if (isinstance(each, int) and abs(each) > 1 << 19 and each & (each - 1) == 0) or each == -(1 << 63):
-            return f"{'-' if each < 0 else ''}2^{abs(int(each)).bit_length() - 1}{less}"
+    for number, less in ((bound, ""), (bound + 1, " - 1")):
+        if (isinstance(number, int) and abs(number) > 1 << 19 and number & (number - 1) == 0) or number == -(
+            1 << 63
+        ):
+            return f"{'-' if number < 0 else ''}2^{abs(int(number)).bit_length() - 1}{less}"
     return f"{bound:g}"

@@ -96,9 +96,9 @@ class Logged:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                more = [(b"x-request-id", request_id.encode())]
-                more += [(_HEADERS[name], str(notes[name]).encode()) for name in _HEADERS if name in notes]
-                message["headers"] = [*message["headers"], *more]
+                added = [(b"x-request-id", request_id.encode())]
+                added += [(_HEADERS[name], str(notes[name]).encode()) for name in _HEADERS if name in notes]
+                message["headers"] = [*message["headers"], *added]
             else:
                 complete = not message.get("more_body", False)
             await send(message)
@@ -116,11 +116,11 @@ class Logged:
             status = refused_status(scope) or int(str(notes.pop("status", status or 499)))
             self._metrics.request(_route(scope), status, seconds)
             if self._log is not None and not (scope["path"] in _QUIET and status < 500):
-                more = [
+                added = [
                     f'{name}="{value}"' if " " in str(value) else f"{name}={value}"
                     for name, value in notes.items()
                 ]
-                words = (request_id, scope["method"], scope["path"], status, f"{seconds:.3f}s", *more)
+                words = (request_id, scope["method"], scope["path"], status, f"{seconds:.3f}s", *added)
                 if scope.get(STRANGER):
                     cause = f"a rejected request was answered with status {status}"
                     self._rare.add(cause, line_of(*words))

@@ -59,8 +59,8 @@ def serve(llm: AsyncLLM, settings: Settings, alias: str | None, ready: Callable[
         return asyncio.run(_Run(llm, settings, alias, ready, sockets).run())
     finally:
         sys.setswitchinterval(before)
-        for each in sockets:
-            each.close()
+        for listening in sockets:
+            listening.close()
 
 
 def _with_possible_connections(settings: Settings) -> Settings:
@@ -88,9 +88,9 @@ class HTTPServer:
         and a second to send it."""
         loop = asyncio.get_running_loop()
         servers = []
-        for each in sockets:
-            servers.append(await loop.create_server(self._make, sock=each, backlog=_ACCEPTED))
-            each.listen(BACKLOG)  # the queue is long, though each turn accepts few
+        for listening in sockets:
+            servers.append(await loop.create_server(self._make, sock=listening, backlog=_ACCEPTED))
+            listening.listen(BACKLOG)  # the queue is long, though each turn accepts few
         await stop.wait()
         for server in servers:
             server.close()
@@ -172,7 +172,7 @@ class _Run:
     @contextlib.contextmanager
     def _caught_signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         """Catches signals: the first lets requests finish, the second ends the process at once."""
-        before = {each: signal.getsignal(each) for each in _SIGNALS}
+        before = {caught_signal: signal.getsignal(caught_signal) for caught_signal in _SIGNALS}
 
         def caught(number: int, frame: object = None) -> None:
             self._signals += 1
@@ -180,13 +180,13 @@ class _Run:
                 os._exit(_EXIT_SECOND_SIGNAL)  # the engine process ends when its pipe closes
             loop.call_soon_threadsafe(self._stop.set)
 
-        for each in _SIGNALS:
-            signal.signal(each, caught)
+        for caught_signal in _SIGNALS:
+            signal.signal(caught_signal, caught)
         try:
             yield
         finally:
-            for each, old in before.items():
-                signal.signal(each, old)
+            for caught_signal, old in before.items():
+                signal.signal(caught_signal, old)
 
 
 def http_server(

@@ -36,9 +36,9 @@ class Sending:
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def body(self, data: bytes, more: bool = True) -> None:
-        if data or not more:
-            await self.send({"type": "http.response.body", "body": data, "more_body": more})
+    async def body(self, data: bytes, more_follows: bool = True) -> None:
+        if data or not more_follows:
+            await self.send({"type": "http.response.body", "body": data, "more_body": more_follows})
 
     async def response(self, response: Response) -> None:
         await response(self._scope, _never, self.send)
@@ -71,7 +71,7 @@ class Sending:
             await self.body(data)
             data, last = await in_thread(part)
             before_part(last)
-        await self.body(data, more=False)
+        await self.body(data, more_follows=False)
 
 
 class LargeReply:

@@ -126,8 +126,8 @@ def listening_sockets(settings: Settings) -> list[socket.socket]:
             raise UserError(f"host {host!r}: this machine has no such address")
         return sockets
     except BaseException:
-        for each in sockets:
-            each.close()
+        for opened in sockets:
+            opened.close()
         raise
 
 

@@ -109,7 +109,7 @@ class Answer:
         events += self._reply.end()
         lines = await self._lines(events)
         self._complete = True
-        await sending.body(lines + self._frames.done, more=False)
+        await sending.body(lines + self._frames.done, more_follows=False)
 
     async def _lines(self, events: list[dict[str, Any]]) -> bytes:
         if is_large(events):
@@ -132,4 +132,4 @@ class Answer:
         if not self._started:
             await sending.response(error_reply(error, scope["path"]))
             return
-        await sending.body(self._frames.lines(self._reply.fail(error)), more=False)
+        await sending.body(self._frames.lines(self._reply.fail(error)), more_follows=False)

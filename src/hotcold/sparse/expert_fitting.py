@@ -124,12 +124,12 @@ def scores_of(
     tensors: PredictorTensors, hidden: Floats, rows_of: list[npt.NDArray[np.int64]]
 ) -> list[Floats]:
     """Scores ``[T_e, N]`` of each expert for its tokens, from the first factor's results ``[T, R]``."""
-    found, begin = [], 0
+    scores, begin = [], 0
     for end, rows in zip(tensors.ends, rows_of, strict=True):
         part: Tensor = tensors.second.take_rows(slice(begin, end))
-        found.append(ReferenceMatrix(part).dot(hidden[rows]))
+        scores.append(ReferenceMatrix(part).dot(hidden[rows]))
         begin = end
-    return found
+    return scores
 
 
 def _thresholds(options: FitOptions, scores: Floats, activity: Activity) -> Floats:

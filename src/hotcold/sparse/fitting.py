@@ -281,12 +281,12 @@ def _judged(
     truth: Activity,
 ) -> Fit:
     """The cost and recall of ``candidates`` ``[T, N]`` on the text of ``truth``."""
-    found = candidates & truth.active
-    recall = float(found.sum() / max(1, truth.active.sum()))
-    weighted_recall = float((truth.weight * found).sum() / (truth.weight.sum() or 1))
+    hits = candidates & truth.active
+    recall = float(hits.sum() / max(1, truth.active.sum()))
+    weighted_recall = float((truth.weight * hits).sum() / (truth.weight.sum() or 1))
     everyone = np.ones_like(candidates)
     predicted_bytes = len(candidates) * predictor.nbytes
-    predicted_bytes += rows_read(ffn, candidates, candidates & truth.active_gates, found)
+    predicted_bytes += rows_read(ffn, candidates, candidates & truth.active_gates, hits)
     read_ratio = float(predicted_bytes / rows_read(ffn, everyone, truth.active_gates, truth.active))
     return Fit(
         rank=predictor.first.shape[0],

@@ -35,9 +35,11 @@ class Measurement:
         if self.ppl_ratio_low > MOST_RATIO:
             return f"perplexity is more than {MOST_RATIO} times that of exact"
         if not self.ppl_ratio_high <= MOST_RATIO:
-            more = self.more_tokens
+            missing_tokens = self.more_tokens
             fix = (
-                "more held-out tokens decide" if more is None else f"about {more} more held-out tokens decide"
+                "more held-out tokens decide"
+                if missing_tokens is None
+                else f"about {missing_tokens} more held-out tokens decide"
             )
             return f"perplexity may be more than {MOST_RATIO} times that of exact: {fix}"
         if not self.speed_low > 1:
@@ -69,10 +71,10 @@ class Measurement:
 
     def report(self) -> dict[str, Any]:
         """The report for ``--json``, with the verdict."""
-        found = {name: each if math.isfinite(each) else None for name, each in asdict(self).items()}
-        if found["ppl_ratio_high"] is None:
-            found["ppl_ratio_low"] = None
-        return found | {"used_by_auto": not self.objection, "objection": self.objection or None}
+        figures = {name: figure if math.isfinite(figure) else None for name, figure in asdict(self).items()}
+        if figures["ppl_ratio_high"] is None:
+            figures["ppl_ratio_low"] = None
+        return figures | {"used_by_auto": not self.objection, "objection": self.objection or None}
 
     def metadata(self) -> dict[str, Any]:
         """The keys of the sidecar, without their prefix."""
@@ -85,12 +87,12 @@ class Measurement:
         names = [each.name for each in fields(cls)]
         if not any(_KEY + name in keys for name in names):
             return None
-        found = {}
+        figures = {}
         for name in names:
             value: Any = keys.get(_KEY + name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
                 raise ValueError(f"{_KEY}{name} is {value!r:.40}: a number of at least 0 is needed")
-            found[name] = float(value)
-        if not math.isfinite(found["tokens"]):
-            raise ValueError(f"{_KEY}tokens is {found['tokens']}: a finite number is needed")
-        return cls(int(found.pop("tokens")), **found)
+            figures[name] = float(value)
+        if not math.isfinite(figures["tokens"]):
+            raise ValueError(f"{_KEY}tokens is {figures['tokens']}: a finite number is needed")
+        return cls(int(figures.pop("tokens")), **figures)

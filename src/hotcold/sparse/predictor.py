@@ -56,8 +56,8 @@ def find_predictors(model: GGUFFile, named: Path | None = None) -> Path | None:
     """The file with a model's predictors: the named one, ``x.predictor.gguf`` in the folder of ``x.gguf``, or
     the model file."""
     beside = model.path.with_suffix(".predictor.gguf")
-    found = beside if beside.exists() else model.path if predictor_names(model) else None
-    return named or found
+    default = beside if beside.exists() else model.path if predictor_names(model) else None
+    return named or default
 
 
 def predictor_names(file: GGUFFile) -> frozenset[str]:
@@ -125,10 +125,14 @@ def _measured(file: GGUFFile) -> Measurement | None:
 
 def _candidates(file: GGUFFile, config: Config) -> tuple[float, ...]:
     """Shares that a sidecar states for predictions of speed; empty if they are invalid."""
-    found = np.asarray(file.metadata.get(_KEY + "candidates", ()))
-    if found.shape != (config.layers,) or found.dtype.kind != "f" or not ((found >= 0) & (found <= 1)).all():
+    shares = np.asarray(file.metadata.get(_KEY + "candidates", ()))
+    if (
+        shares.shape != (config.layers,)
+        or shares.dtype.kind != "f"
+        or not ((shares >= 0) & (shares <= 1)).all()
+    ):
         return ()
-    return tuple(float(each) for each in found)
+    return tuple(float(share) for share in shares)
 
 
 def _layer_infos(file: GGUFFile, config: Config) -> list[list[TensorInfo]]:
@@ -162,12 +166,12 @@ def _check_layer(parts: Sequence[TensorInfo], dim: int, neurons: int) -> None:
 
 def read_predictor(file: GGUFFile, config: Config, layer: int) -> PredictorTensors:
     """One layer's predictor, after :func:`check_predictors`; PredictorError if a weight is not finite."""
-    first, second, *own = (_finite(file.load(name), name) for name in _names(file, layer))
+    first, second, *thresholds = (_finite(file.load(name), name) for name in _names(file, layer))
     of_layer = config.experts_of(layer)
     experts, chosen = (of_layer.count, of_layer.chosen) if of_layer else (1, 1)
     relu, threshold = True, np.full(config.neurons[layer], _threshold(file), np.float32)
-    if own:
-        relu, threshold = bool(file.metadata[_KEY + "relu"]), own[0].dequantise()
+    if thresholds:
+        relu, threshold = bool(file.metadata[_KEY + "relu"]), thresholds[0].dequantise()
     return PredictorTensors(first, second, threshold, relu, experts=experts, chosen=chosen)
 
 
@@ -177,13 +181,13 @@ def write_sidecar(
     """Writes the predictors of all layers for the model with this fingerprint; None: a layer without an FFN.
     ``facts`` are the keys ``hotcold.predictor.*``: ``input``, the keys of a :class:`Measurement`, the
     version, and figures for users."""
-    relu = next(each.relu for each in layers if each is not None)
+    relu = next(predictor.relu for predictor in layers if predictor is not None)
     keys = {"model_fingerprint": fingerprint, "relu": relu, **facts}
     tensors: dict[str, Tensor] = {}
-    for i, each in enumerate(layers):
-        if each is None:
+    for i, predictor in enumerate(layers):
+        if predictor is None:
             continue
-        parts = (each.first, each.second, quantise(each.threshold, "F32"))
+        parts = (predictor.first, predictor.second, quantise(predictor.threshold, "F32"))
         tensors |= {f"blk.{i}.predictor.{part}": tensor for part, tensor in zip(_PARTS, parts, strict=True)}
     metadata = {"general.type": SIDECAR_TYPE} | {_KEY + key: value for key, value in keys.items()}
     write_gguf(path, metadata, tensors)

@@ -128,12 +128,12 @@ class ActivityCounter:
         """Figures by layer: ``overlap``, the share of a token's active neurons that were also active for the
         last token; ``union_2`` to ``union_64``, the mean share of neurons that are active in runs of 2 to 64
         tokens; with experts, ``kept_experts``, the share of a token's experts that are the last token's."""
-        found = {"overlap": self._again / np.maximum(1, self._after)}
+        by_name = {"overlap": self._again / np.maximum(1, self._after)}
         if self._chosen:
-            found |= {KEPT_EXPERTS: self._kept / np.maximum(1, self._next)}
+            by_name |= {KEPT_EXPERTS: self._kept / np.maximum(1, self._next)}
         for span, n, union in zip(SPANS, self._runs, self._unions, strict=True):
-            found |= {f"union_{span}": union / n / np.maximum(1, self._neurons)} if n else {}
-        return {name: shares.tolist() for name, shares in found.items()}
+            by_name |= {f"union_{span}": union / n / np.maximum(1, self._neurons)} if n else {}
+        return {name: shares.tolist() for name, shares in by_name.items()}
 
 
 def import_counts(folder: Path, neurons: Sequence[int], tokens: int | None = None) -> list[Doubles]:

@@ -17,8 +17,8 @@ def check_model(file: GGUFFile, key: str, fingerprint: str) -> None:
     """Raises SidecarError unless ``key`` holds the model's fingerprint."""
     stored = file.metadata.get(key)
     if not file.says(key, fingerprint):
-        what = f"has no {key}" if stored is None else f"belongs to the model {shown(stored)}"
-        raise SidecarError(f"{what}: a file for this model ({fingerprint!r}) is needed")
+        problem = f"has no {key}" if stored is None else f"belongs to the model {shown(stored)}"
+        raise SidecarError(f"{problem}: a file for this model ({fingerprint!r}) is needed")
 
 
 def read_numbers(file: GGUFFile, name: str, n: int, most: int = 1) -> npt.NDArray[Any]:

@@ -27,7 +27,7 @@ _BETWEEN = {
 
 class Span(NamedTuple):
     side: str
-    what: str
+    name: str
     step: int
     layer: int
     start: float  #: in microseconds, like ``end``
@@ -57,8 +57,8 @@ class Timeline:
 
     def stage(self, backend: Backend | None, layer: int) -> None:
         if self._links:
-            what = "end" if backend is None else SIDES[backend is self._cold]
-            self._links[0].mark(MOMENTS.index(what), layer)
+            moment = "end" if backend is None else SIDES[backend is self._cold]
+            self._links[0].mark(MOMENTS.index(moment), layer)
 
     @property
     def marks(self) -> list[tuple[str, int, float]]:
@@ -70,42 +70,42 @@ class Timeline:
         """The delays of signals between the two sides."""
         taken, collected = [], []
         last = dict.fromkeys(MOMENTS, 0.0)
-        for what, _, now in self.marks:
-            if what == "take":
+        for moment, _, now in self.marks:
+            if moment == "take":
                 taken.append(now - last["post"])
-            elif what == "waited" and last["wait"] < last["give"]:
+            elif moment == "waited" and last["wait"] < last["give"]:
                 collected.append(now - last["give"])
-            last[what] = now
+            last[moment] = now
         medians = (statistics.median(times) if times else None for times in (taken, collected))
         return Handshake(*medians)
 
     def spans(self) -> list[Span]:
         """The spans of both sides, in the order of their ends. A layer without cold neurons counts as the
         next layer's attention. ``layers`` are those after the last split one, or the cold side's."""
-        found: list[Span] = []
+        all_spans: list[Span] = []
         since = dict.fromkeys(SIDES, 0.0)  # each side's last mark
         step = 0
         stage = ("end", 0)  # the side and the layer of the hot side's program
-        for what, layer, now in self.marks:
-            if what in _BETWEEN:
-                side, name = _BETWEEN[what]
-                found.append(Span(side, name, step, layer, since[side], now))
+        for moment, layer, now in self.marks:
+            if moment in _BETWEEN:
+                side, name = _BETWEEN[moment]
+                all_spans.append(Span(side, name, step, layer, since[side], now))
                 since[side] = now
-            elif what == "take":
+            elif moment == "take":
                 since["cold"] = now
             else:
                 if stage[0] != "end":
-                    found.append(Span(stage[0], "layers", step, stage[1], since[stage[0]], now))
-                step += what == "end"
-                stage = (what, layer)
-                since[what] = now
-        return found
+                    all_spans.append(Span(stage[0], "layers", step, stage[1], since[stage[0]], now))
+                step += moment == "end"
+                stage = (moment, layer)
+                since[moment] = now
+        return all_spans
 
     def overlap(self) -> float | None:
         """The share of the cold side's busy time in which the hot side was busy, too; None without any."""
         both = busy = 0.0
         for _, spans in groupby(self.spans(), lambda span: span.step):
-            working = [span for span in spans if span.what != "wait"]
+            working = [span for span in spans if span.name != "wait"]
             hot, cold = ([span for span in working if span.side == side] for side in SIDES)
             busy += sum(span.end - span.start for span in cold)
             both += sum(max(0, min(a.end, b.end) - max(a.start, b.start)) for a, b in product(hot, cold))
@@ -117,8 +117,8 @@ class Timeline:
             {"name": "thread_name", "ph": "M", "tid": i, "args": {"name": side}}
             for i, side in enumerate(SIDES)
         ]
-        for side, what, step, layer, start, end in self.spans():
+        for side, name, step, layer, start, end in self.spans():
             args = {"layer": layer, "step": step}
             times = {"ts": start, "dur": end - start, "tid": SIDES.index(side)}
-            rows.append({"name": what, "ph": "X", "args": args, **times})
+            rows.append({"name": name, "ph": "X", "args": args, **times})
         return [row | {"pid": 0} for row in rows]

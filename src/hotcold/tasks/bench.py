@@ -93,11 +93,11 @@ class Benchmark:
             "parallel": self.parallel,
             "repetitions": len(self.rounds),
         }
-        for each in fields(Round):
-            figures[each.name] = self.median(each.name)
-            if each.name in _WITH_RANGE:
-                values = self._values(each.name)
-                figures[f"{each.name}_range"] = values[:1] + values[-1:]
+        for column in fields(Round):
+            figures[column.name] = self.median(column.name)
+            if column.name in _WITH_RANGE:
+                values = self._values(column.name)
+                figures[f"{column.name}_range"] = values[:1] + values[-1:]
         figures |= asdict(self.setup)
         if self.handshake is not None:
             figures |= {"overlap": self.overlap, **self.handshake._asdict()}

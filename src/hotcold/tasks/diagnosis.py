@@ -130,13 +130,13 @@ def _table(bandwidths: Sequence[dict[str, Any]]) -> list[str]:
     """Returns a line for each number of threads."""
     rows: dict[int, dict[str, str]] = {}
     streams = []
-    for each in bandwidths:
-        title = f"{each['run_bytes']:d} B" if each["run_bytes"] else f"{each['access']:s}"
-        spread = (each["most_gb_s"] - each["least_gb_s"]) / each["gb_s"]
-        rows.setdefault(each["threads"], {})[title] = f"{each['gb_s']:.1f} ({spread:.0%})"
-        if each["streams"]:
-            plural = "s" if each["threads"] > 1 else ""
-            streams.append(f"{each['streams']:d} ({each['threads']:d} thread{plural})")
+    for bandwidth in bandwidths:
+        title = f"{bandwidth['run_bytes']:d} B" if bandwidth["run_bytes"] else f"{bandwidth['access']:s}"
+        spread = (bandwidth["most_gb_s"] - bandwidth["least_gb_s"]) / bandwidth["gb_s"]
+        rows.setdefault(bandwidth["threads"], {})[title] = f"{bandwidth['gb_s']:.1f} ({spread:.0%})"
+        if bandwidth["streams"]:
+            plural = "s" if bandwidth["threads"] > 1 else ""
+            streams.append(f"{bandwidth['streams']:d} ({bandwidth['threads']:d} thread{plural})")
     titles = dict.fromkeys(title for row in rows.values() for title in row)
     lines = [f"{'threads':<8}" + "".join(f"{title:>12}" for title in titles)]
     for threads, row in rows.items():

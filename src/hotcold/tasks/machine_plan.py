@@ -79,8 +79,8 @@ def machine_plan(file: GGUFFile, options: Mapping[str, Any]) -> MachinePlan:
     """Returns the plan of an open file; ``options`` are those of loading. Errors as :func:`plan_machine`."""
     plan, notes, shortage = plan_load(file, options)
     on_gpus: dict[str, int] = {}
-    for each in plan.gpu_bytes:
-        for kind, nbytes in each.items():
+    for bytes_by_kind in plan.gpu_bytes:
+        for kind, nbytes in bytes_by_kind.items():
             on_gpus[kind] = on_gpus.get(kind, 0) + nbytes
     return MachinePlan(
         model=printable(file.path.stem),

@@ -56,25 +56,25 @@ class EndTokens:
 
 
 def end_tokens(
-    tokens: Sequence[str], control: Iterable[int], ids: Mapping[str, int | None], more: Iterable[int] = ()
+    tokens: Sequence[str], control: Iterable[int], ids: Mapping[str, int | None], further: Iterable[int] = ()
 ) -> EndTokens:
     """Finds the tokens that end a text. ``control`` are the file's control tokens; ``ids`` come from its
-    keys, by the names in :data:`END_KEYS`; ``more`` are further tokens that end a text."""
+    keys, by the names in :data:`END_KEYS`; ``further`` are further tokens that end a text."""
     wanted = _ENDS.union(*_FILLING.values(), _HTML)
-    found: dict[str, set[int]] = {}
+    ids_by_token: dict[str, set[int]] = {}
     for id, token in compress(enumerate(tokens), map(wanted.__contains__, tokens)):
-        found.setdefault(token, set()).add(id)
+        ids_by_token.setdefault(token, set()).add(id)
     kinds = {name: {key} for name in (*END_KEYS, *_FILLING) if (key := _of_keys(name, ids)) is not None}
     for kind, names in _FILLING.items():
-        if first := next((name for name in names if name in found), None):
-            kinds.setdefault(kind, found[first])
-    stops = set(more).union(*(kinds.get(kind, ()) for kind in END_KEYS))
-    stops = stops.union(*(found[name] for name in _ENDS & found.keys()))
+        if first := next((name for name in names if name in ids_by_token), None):
+            kinds.setdefault(kind, ids_by_token[first])
+    stops = set(further).union(*(kinds.get(kind, ()) for kind in END_KEYS))
+    stops = stops.union(*(ids_by_token[name] for name in _ENDS & ids_by_token.keys()))
     reserved = stops.union(*kinds.values())
-    if all(any(name in found for name in names) for names in _IN_PARTS):
-        stops -= found.get(_END_OF_PART, set())
-    if any(found.get(name, set()) & stops for name in _HTML):
-        html = found.get(_CLOSING, set()).difference(control)
+    if all(any(name in ids_by_token for name in names) for names in _IN_PARTS):
+        stops -= ids_by_token.get(_END_OF_PART, set())
+    if any(ids_by_token.get(name, set()) & stops for name in _HTML):
+        html = ids_by_token.get(_CLOSING, set()).difference(control)
         stops, reserved = stops - html, reserved - html
     filling = {kind: min(kinds[kind]) for kind in _FILLING if kind in kinds}
     return EndTokens(frozenset(stops), frozenset(reserved), filling)

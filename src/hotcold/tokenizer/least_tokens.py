@@ -26,8 +26,8 @@ class LeastTokens:
             piece = piece.replace(_SPACE.encode(), b" ")
             by_length[len(piece)].update(piece)
         longest = np.zeros(256, np.int64)
-        for length, found in sorted(by_length.items()):
-            longest[[*found]] = length
+        for length, indices in sorted(by_length.items()):
+            longest[[*indices]] = length
         longest[[*lost]] = 0
         self._weights = np.where(longest > 0, _ONE // np.maximum(longest, 1), 0)
 

@@ -10,5 +10,5 @@ def encoding(tokenizer: Any, text: str) -> Any:
     returns, which is a second for a million characters; the call for several texts releases it."""
     if len(text) < _LONG:
         return tokenizer.encode(text, add_special_tokens=False)
-    (found,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-    return found
+    (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    return encoded

@@ -13,20 +13,20 @@ _ESCAPES = {ord("t"): 9, ord("n"): 10, ord("r"): 13}
 
 def unescaped(token: str) -> bytes:
     """The bytes of a token in a file, as llama.cpp reads them; an incomplete escape at its end is ignored."""
-    text, found, i = token_bytes(token), bytearray(), 0
+    text, result, i = token_bytes(token), bytearray(), 0
     while i < len(text):
         byte, i = text[i], i + 1
         if byte != ord("\\"):
-            found.append(byte)
+            result.append(byte)
         elif i < len(text) and text[i] != ord("x"):
-            found.append(_ESCAPES.get(text[i], text[i]))
+            result.append(_ESCAPES.get(text[i], text[i]))
             i += 1
         else:
             digits = text[i + 1 : i + 3]
             if len(digits) == 2 and all(digit in b"0123456789abcdefABCDEF" for digit in digits):
-                found.append(int(digits, 16))
+                result.append(int(digits, 16))
             i += 3
-    return bytes(found)
+    return bytes(result)
 
 
 class LongestMatch:
@@ -55,7 +55,7 @@ class LongestMatch:
 
     def _matches(self, text: bytes) -> list[tuple[int | None, int]]:
         """The token at each place, or None, and the first byte there."""
-        found: list[tuple[int | None, int]] = []
+        matches: list[tuple[int | None, int]] = []
         ids, at = self._ids, 0
         while at < len(text):
             for n in self._lengths.get(text[at : at + 2], ()):
@@ -63,6 +63,6 @@ class LongestMatch:
                     break
             else:
                 n, id = 1, ids.get(text[at : at + 1])
-            found.append((id, text[at]))
+            matches.append((id, text[at]))
             at += n
-        return found
+        return matches

@@ -7,8 +7,8 @@ from hotcold.errors import UserError
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def check_unicode(text: str, what: str = "the text") -> None:
+def check_unicode(text: str, label: str = "the text") -> None:
     """Raises UserError for a lone surrogate, which is no character."""
     if surrogate := _SURROGATE.search(text):
         got = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
-        raise UserError(f"{what} has {got}: only valid Unicode is allowed (was the input UTF-8?)")
+        raise UserError(f"{label} has {got}: only valid Unicode is allowed (was the input UTF-8?)")

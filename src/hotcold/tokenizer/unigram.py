@@ -48,9 +48,9 @@ class Unigram:
         if self._single_spaces:
             words = [word for word in text.split(" ") if word]
             text = self._prefix + SPACE.join(words) if words else ""
-        found = encoding(self._tokenizer, text.replace(" ", SPACE))
+        encoded = encoding(self._tokenizer, text.replace(" ", SPACE))
         ids: list[int] = []
-        for index, token in zip(found.ids, found.tokens, strict=True):
+        for index, token in zip(encoded.ids, encoded.tokens, strict=True):
             if index == 0 and self._byte_ids:
                 ids += map(self._byte_ids.__getitem__, token.encode())
             else:
@@ -88,7 +88,7 @@ class _Replacements:
 
     def _longest(self, key: bytes) -> tuple[int, int]:
         """The bytes of the longest entry that begins ``key``, and the offset of its replacement."""
-        units, found = self._units, (0, 0)
+        units, longest = self._units, (0, 0)
         node = _offset(units[0])
         for length, byte in enumerate(key, 1):
             node ^= byte
@@ -97,8 +97,8 @@ class _Replacements:
             unit = units[node]
             node ^= _offset(unit)
             if unit >> 8 & 1 and node < len(units):
-                found = (length, units[node] & 0x7FFFFFFF)
-        return found
+                longest = (length, units[node] & 0x7FFFFFFF)
+        return longest
 
 
 def _offset(unit: int) -> int:

@@ -25,9 +25,9 @@ class TokenizerError(UserError):
     """Raised for a vocabulary that cannot be used; the message has the value seen and the values allowed."""
 
 
-def wrong(key: str, what: str) -> TokenizerError:
+def wrong(key: str, problem: str) -> TokenizerError:
     """The error for a wrong value in the file; ``key`` comes without its prefix."""
-    return TokenizerError(f"{PREFIX}{key} {what}")
+    return TokenizerError(f"{PREFIX}{key} {problem}")
 
 
 #: ``tokenizer.ggml.token_type``
@@ -70,13 +70,13 @@ class Vocabulary:
         allowed = np.ones(len(TokenType), np.bool_)
         allowed[[TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, *excluded]] = False
         chosen = allowed[self.types]
-        found = dict(
+        tokens = dict(
             zip(compress(self.tokens, chosen.tolist()), np.flatnonzero(chosen).tolist(), strict=True)
         )
         # Tokens that are not UTF-8 occur in no text, and not every library accepts them as strings.
-        if _SURROGATE.search("".join(found)) is None:
-            return found
-        return {token: id for token, id in found.items() if not _SURROGATE.search(token)}
+        if _SURROGATE.search("".join(tokens)) is None:
+            return tokens
+        return {token: id for token, id in tokens.items() if not _SURROGATE.search(token)}
 
     def of_types(self, *types: TokenType) -> list[int]:
         """The ids of the tokens of these types."""

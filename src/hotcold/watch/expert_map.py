@@ -70,7 +70,9 @@ class ExpertMap:
 def shown_map(model: LoadedModel) -> NeuronMap | ExpertMap:
     """Returns a map of the neurons, or of the experts if all neurons of a chosen expert are active."""
     layers = range(model.config.layers)
-    chooses_experts = any((each := model.config.experts_of(i)) and each.count > each.chosen for i in layers)
+    chooses_experts = any(
+        (experts := model.config.experts_of(i)) and experts.count > experts.chosen for i in layers
+    )
     return ExpertMap(model) if chooses_experts and not gives_zeros(model) else NeuronMap(model)
 
 

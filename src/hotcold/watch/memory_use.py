@@ -60,8 +60,8 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         )
     backends = set(devices.parts)
     planned = {gpu: has.nbytes["buffers"] for gpu, has in zip(model.gpus, model.on_gpus, strict=False)}
-    for each in backends:
-        add("buffers", each, planned.get(each, model.plan.step_bytes))
+    for used_backend in backends:
+        add("buffers", used_backend, planned.get(used_backend, model.plan.step_bytes))
     absent = {"states": session.slots is None, "draft": weights.draft is None}
     kinds = (kind for kind in KINDS if not absent.get(kind))
     return tuple(MemoryUse(kind, hot.get(kind, 0), cold.get(kind, 0)) for kind in kinds)

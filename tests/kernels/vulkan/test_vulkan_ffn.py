@@ -71,7 +71,8 @@ def run(
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("type", TYPES)
 def test_down_rows_arrive_as_they_are(vulkan: VulkanBackend, type: str, layout: str) -> None:
-    """Each row of input fires one neuron, with a coefficient of 1: its output is that neuron's down row."""
+    """Each row of input makes one neuron active, with a coefficient of 1: its output is that neuron's down
+    row."""
     n, d = (256, 256) if BLOCK_TYPES[type].weights > 32 else (96, 128)
     random = rng("down", type)
     down = random_tensor(random, type, *((n, d) if layout == "by_neuron" else (d, n)))
@@ -133,7 +134,7 @@ def test_rows_have_the_same_bits_in_every_batch(
 def test_weights_that_are_not_finite_spoil_only_what_they_add_to(
     vulkan: VulkanBackend, activation: str, layout: str
 ) -> None:
-    """Wherever a gate does not fire, up and down may be anything, and are not seen: as in the model."""
+    """Wherever a gate is inactive, up and down may be anything, and are not read: as in the model."""
     random = rng("not finite", activation)
     tensors = random_ffn(random, (96, 64), ("F32",) * 3, FFNKind(activation, threshold=0.3), layout)
     up, down = tensors.up.dequantise(), tensors.down.dequantise()

@@ -149,9 +149,9 @@ def parse(body: object, facts: Facts) -> CompletionCall:
     if values["best_of"] is not None and values["best_of"] > n:
         got = f"best_of is {values['best_of']} and n is {n}"
         raise invalid(f"{got}: best_of above n is not supported", "best_of", "unsupported_parameter")
-    for i, each in enumerate(prompts):
-        if not isinstance(each, str):
-            facts.check_ids(each, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            facts.check_ids(prompt, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
     if values["suffix"]:
         check_model(facts, "suffix")
         if values["echo"]:

@@ -94,9 +94,9 @@ def parse(body: object, facts: Facts) -> EmbeddingsCall:
     check_depth(body)
     values = BODY.read(body, "")
     job = job_of(values, facts)
-    for i, each in enumerate(values["input"]):
-        if not isinstance(each, str):
-            facts.check_ids(each, f"input[{i}]" if len(values["input"]) > 1 else "input")
+    for i, text in enumerate(values["input"]):
+        if not isinstance(text, str):
+            facts.check_ids(text, f"input[{i}]" if len(values["input"]) > 1 else "input")
     in_base64 = values["encoding_format"] == "base64"
     return EmbeddingsCall(facts, values["input"], job, in_base64, values["dimensions"])
 

@@ -95,8 +95,10 @@ class Whole:
         return int(value)
 
     def schema(self) -> Schema:
-        found: Schema = {"type": "integer", "minimum": self.low, "maximum": self.high}
-        return _or_text(found if self.without is None else {**found, "not": {"const": self.without}})
+        json_schema: Schema = {"type": "integer", "minimum": self.low, "maximum": self.high}
+        return _or_text(
+            json_schema if self.without is None else {**json_schema, "not": {"const": self.without}}
+        )
 
 
 @dataclass(frozen=True)
@@ -148,29 +150,29 @@ class Text:
             refuse(param, value, "a string is needed")
         if len(value) < self.low or (self.high is not None and len(value) > self.high):
             most = "or more" if self.high is None else f"to {self.high}"
-            what = f"a string of {len(value)} characters"
+            got = f"a string of {len(value)} characters"
             raise APIError(
-                f"{param} is {what}: allowed are {self.low} {most}", param=param, code="invalid_value"
+                f"{param} is {got}: allowed are {self.low} {most}", param=param, code="invalid_value"
             )
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
             refuse(param, value, self.hint or f"it must match {self.pattern}")
-        found = None if value.isascii() else _SURROGATE.search(value)
-        if found:
-            problem = f"a lone surrogate, U+{ord(found[0]):04X}, at character {found.start()}"
+        surrogate = None if value.isascii() else _SURROGATE.search(value)
+        if surrogate:
+            problem = f"a lone surrogate, U+{ord(surrogate[0]):04X}, at character {surrogate.start()}"
             raise APIError(
                 f"{param} has {problem}: only valid Unicode is allowed", param=param, code="invalid_value"
             )
         return value
 
     def schema(self) -> Schema:
-        found: Schema = {"type": "string"}
+        json_schema: Schema = {"type": "string"}
         if self.low:
-            found["minLength"] = self.low
+            json_schema["minLength"] = self.low
         if self.high is not None:
-            found["maxLength"] = self.high
+            json_schema["maxLength"] = self.high
         if self.pattern is not None:
-            found["pattern"] = f"^(?:{self.pattern})$"
-        return found
+            json_schema["pattern"] = f"^(?:{self.pattern})$"
+        return json_schema
 
 
 @dataclass(frozen=True)
@@ -206,8 +208,8 @@ class Items:
         return [self.kind.read(each, f"{param}[{i}]") for i, each in enumerate(value)]
 
     def schema(self) -> Schema:
-        found = {"type": "array", "minItems": self.low, "items": self.kind.schema()}
-        return found if self.high is None else {**found, "maxItems": self.high}
+        json_schema = {"type": "array", "minItems": self.low, "items": self.kind.schema()}
+        return json_schema if self.high is None else {**json_schema, "maxItems": self.high}
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,8 @@ class Neutral:
     allowed: tuple[Any, ...] = ()
 
     def read(self, value: Any, param: str) -> None:
-        for each in self.allowed:
-            if value == each and isinstance(value, bool) == isinstance(each, bool):
+        for neutral in self.allowed:
+            if value == neutral and isinstance(value, bool) == isinstance(neutral, bool):
                 return
         values = (
             f"leave it out, or {' or '.join(map(shown_value, self.allowed))}"
@@ -269,12 +271,12 @@ class Field:
     required: bool = False
 
     def schema(self) -> Schema:
-        found = self.kind.schema()
-        if not self.required and found.get("type") != "null":
-            found = {"anyOf": [found, {"type": "null"}]}
+        json_schema = self.kind.schema()
+        if not self.required and json_schema.get("type") != "null":
+            json_schema = {"anyOf": [json_schema, {"type": "null"}]}
         if self.default is not None:
-            found = {**found, "default": self.default}
-        return {**found, "description": self.note} if self.note else found
+            json_schema = {**json_schema, "default": self.default}
+        return {**json_schema, "description": self.note} if self.note else json_schema
 
 
 Fields: TypeAlias = Mapping[str, Field]
@@ -348,12 +350,12 @@ def check_depth(value: object) -> None:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner: list[object] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-        level = [each for each in inner if isinstance(each, dict | list)]
+        for container in level:
+            if isinstance(container, dict):
+                inner += container.values()
+            elif isinstance(container, list):
+                inner += container
+        level = [container for container in inner if isinstance(container, dict | list)]
         if not level:
             return
     raise APIError(

@@ -36,9 +36,9 @@ def json_parts(value: Any) -> Iterator[bytes]:
         yield b'"'
     elif isinstance(value, dict):
         before = b"{"
-        for name, each in value.items():
+        for name, item in value.items():
             yield before + to_json(name) + b":"
-            yield from json_parts(each)
+            yield from json_parts(item)
             before = b","
         yield b"}"
     else:
@@ -55,12 +55,12 @@ def _runs(values: Iterable[Any]) -> Iterator[list[Any]]:
     """Groups the values of a list: each group is small, or has one large value."""
     run: list[Any] = []
     total = 0
-    for each in values:
-        size = _size(each)
+    for item in values:
+        size = _size(item)
         if run and total + size > _PART:
             yield run
             run, total = [], 0
-        run.append(each)
+        run.append(item)
         total += size
     if run:
         yield run
@@ -75,14 +75,14 @@ def _size(value: Any) -> int:
     """Returns about the number of characters in a value's JSON, or a number above :data:`_PART`."""
     total, values = 0, [value]
     while values and total <= _PART:
-        each = values.pop()
-        total += len(each) if isinstance(each, str) else _PLAIN
-        if isinstance(each, dict):
-            total += sum(map(len, each)) if len(each) <= _PART else _PART
-            values.extend(each.values() if total <= _PART else ())
-        elif isinstance(each, list | tuple):
-            total += len(each)
-            values.extend(each if total <= _PART else ())
-        elif isinstance(each, Iterator | LongText):
+        item = values.pop()
+        total += len(item) if isinstance(item, str) else _PLAIN
+        if isinstance(item, dict):
+            total += sum(map(len, item)) if len(item) <= _PART else _PART
+            values.extend(item.values() if total <= _PART else ())
+        elif isinstance(item, list | tuple):
+            total += len(item)
+            values.extend(item if total <= _PART else ())
+        elif isinstance(item, Iterator | LongText):
             return _PART + 1
     return total

@@ -12,10 +12,10 @@ def of_chat(tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[Logprobs
     """Returns the field ``choices[].logprobs.content`` of the chat route."""
     return [
         {
-            **_token(tokenizer, id, each.logprob),
-            "top_logprobs": [_token(tokenizer, other_id, value) for other_id, value in each.top],
+            **_token(tokenizer, id, entry.logprob),
+            "top_logprobs": [_token(tokenizer, other_id, value) for other_id, value in entry.top],
         }
-        for id, each in zip(ids, entries, strict=True)
+        for id, entry in zip(ids, entries, strict=True)
     ]
 
 

@@ -83,10 +83,10 @@ class Content:
         )
 
     def read(self, value: Any, param: str) -> str | list[dict[str, str]]:
-        found: str | list[dict[str, str]] = self._kind.read(value, param)
-        if isinstance(found, str):
-            return found
-        return [{"type": "text", "text": part.get("text") or part.get("refusal", "")} for part in found]
+        content: str | list[dict[str, str]] = self._kind.read(value, param)
+        if isinstance(content, str):
+            return content
+        return [{"type": "text", "text": part.get("text") or part.get("refusal", "")} for part in content]
 
     def schema(self) -> Schema:
         return self._kind.schema()
@@ -190,8 +190,8 @@ class TemplateKwargs:
             refuse(param, value, "an object is needed")
         if len(value) > MAX_TEMPLATE_KWARGS:
             refuse(param, value, f"at most {MAX_TEMPLATE_KWARGS} entries are allowed")
-        found = {}
-        for name, each in value.items():
+        arguments = {}
+        for name, argument in value.items():
             self._KEY.read(name, f"a name of {param}")
             if name in RESERVED:
                 raise APIError(
@@ -199,8 +199,8 @@ class TemplateKwargs:
                     param=param,
                     code="invalid_value",
                 )
-            found[name] = self._VALUE.read(each, f"{param}.{name}")
-        return found
+            arguments[name] = self._VALUE.read(argument, f"{param}.{name}")
+        return arguments
 
     def schema(self) -> Schema:
         return {

@@ -114,10 +114,10 @@ class NativeReply(Reply):
     def _token_probabilities(self, piece: Piece) -> list[dict[str, Any]]:
         return [
             {
-                **self._token(id, each.logprob),
-                "top_logprobs": [self._token(other, value) for other, value in each.top],
+                **self._token(id, entry.logprob),
+                "top_logprobs": [self._token(other, value) for other, value in entry.top],
             }
-            for id, each in zip(piece.ids, piece.logprobs, strict=True)
+            for id, entry in zip(piece.ids, piece.logprobs, strict=True)
         ]
 
     def _token(self, id: int, logprob: float) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def pulled(facts: Facts, name: str) -> list[dict[str, Any]]:
 def _plain(name: str) -> str:
     """Returns a name as Ollama compares it: lower case, without the default tag and the hub's address."""
     name = name.lower().removesuffix(":latest")
-    return name[found.end() :] if (found := _ON_HUB.match(name)) else name
+    return name[match.end() :] if (match := _ON_HUB.match(name)) else name
 
 
 def show(facts: Facts, metadata: Mapping[str, Any], template: str, thinks: bool) -> dict[str, Any]:

@@ -21,9 +21,9 @@ class Ids:
             refuse(param, value, "a list of token ids is needed")
         if len(value) > MAX_IDS:
             refuse(param, value, f"at most {MAX_IDS} token ids are allowed")
-        for i, each in enumerate(value):
-            if isinstance(each, bool) or not isinstance(each, int):
-                refuse(f"{param}[{i}]", each, "integer token ids are needed")
+        for i, id in enumerate(value):
+            if isinstance(id, bool) or not isinstance(id, int):
+                refuse(f"{param}[{i}]", id, "integer token ids are needed")
         return value
 
     def schema(self) -> Schema:

@@ -77,7 +77,7 @@ def _keeps_thoughts(known: Chat) -> bool:
 def props(facts: Facts, template: TemplateFacts | None = None) -> dict[str, Any]:
     """Returns ``/props``. The path of the model's file is private, so it is left out."""
     template = template or TemplateFacts()
-    found = {
+    properties = {
         "default_generation_settings": {
             "n_ctx": facts.context,
             "params": {**settings(facts.sampling), "n_predict": facts.default_max_tokens},
@@ -96,7 +96,9 @@ def props(facts: Facts, template: TemplateFacts | None = None) -> dict[str, Any]
         "is_sleeping": False,
         "build_info": facts.fingerprint,
     }
-    return {**found, "chat_template_tool_use": template.with_tools} if template.with_tools else found
+    return (
+        {**properties, "chat_template_tool_use": template.with_tools} if template.with_tools else properties
+    )
 
 
 def slots(facts: Facts, busy: int, *, fail_if_none: bool = False) -> list[dict[str, Any]]:
