@@ -4,9 +4,9 @@
     python tools/release_wheel.py --output dist
     python tools/release_wheel.py --output dist --processor aarch64
 
-Zig's compiler has the headers and symbols of each glibc and links the C++ library statically, so the Linux that
-builds may be newer and of another processor. ``auditwheel`` checks the symbols and adds the tag ``manylinux_2_28``.
-The wheel is for the Python that runs this: 3.11, or 3.12 and later (``cp312-abi3``)."""
+Zig's compiler has the headers and symbols of each glibc and links the C++ library statically, so the Linux
+that builds may be newer and of another processor. ``auditwheel`` checks the symbols and adds the tag
+``manylinux_2_28``. The wheel is for the Python that runs this: 3.11, or 3.12 and later (``cp312-abi3``)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def main() -> int:
         variables = {
             "CMAKE_SYSTEM_NAME": "Linux",
             "CMAKE_SYSTEM_PROCESSOR": args.processor,
-            "CMAKE_TRY_COMPILE_TARGET_TYPE": "STATIC_LIBRARY",  # Zig would compile a C++ library to link a check
+            "CMAKE_TRY_COMPILE_TARGET_TYPE": "STATIC_LIBRARY",  # to link a check, Zig compiles a C++ library
             **zig_tools(folder, triple),
         }
         environment = {
@@ -72,7 +72,8 @@ def main() -> int:
         for name in ("CXX", "CXXFLAGS", "LDFLAGS"):
             environment.pop(name, None)
         built = folder / "built"
-        subprocess.run([sys.executable, "-c", BUILD, built, folder / "build"], cwd=ROOT, env=environment, check=True)
+        command = [sys.executable, "-c", BUILD, built, folder / "build"]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
         (wheel,) = built.glob("*.whl")
         platform = f"manylinux_{GLIBC.replace('.', '_')}_{args.processor}"
         command = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "--only-plat"]
