@@ -60,6 +60,8 @@ def shoot(
     driver.get(url)
     wait = WebDriverWait(driver, 60)
     wait.until(lambda d: d.find_element(By.CSS_SELECTOR, "#dot.ready"))
+    if driver.execute_script("return document.body.classList.contains('folded')"):
+        driver.find_element(By.ID, "fold").click()  # the picture of a model without zeros, and on a phone
     driver.find_element(By.ID, "new").click()  # what was written last is kept
     if stage != "welcome":
         write_some(driver)

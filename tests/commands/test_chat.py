@@ -161,6 +161,15 @@ def test_piped_input_ends_at_what_cannot_be_done(
     assert err.count("error: ") == 1
 
 
+@pytest.mark.parametrize("lines", [(), ("", " ")])
+def test_a_pipe_without_a_message_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...]
+) -> None:
+    out, err = talk(monkeypatch, capsys, *lines, code=2)
+    error = "standard input has no message: write one a line, or chat in a terminal"
+    assert out == "" and f"hotcold: error: {error}\n" in err
+
+
 def test_bytes_that_are_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """They end a pipe, and not a talk in a terminal."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"K\xe4se\n"), encoding="utf-8"))

@@ -336,6 +336,22 @@ def test_standard_input_that_is_no_text(
     mistake([verb, "-p", "a\udcff"], capsys, "lone surrogate, U+DCFF, at character 1")
 
 
+@pytest.mark.parametrize("verb", ["generate", "tokenize"])
+def test_a_note_says_that_standard_input_is_empty(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ([], ["-p", "-"]):
+        assert cli.main([verb, *options]) == 0
+        out, err = capsys.readouterr()
+        assert out.strip() and err.startswith("note: standard input has no text: -p gives one\n")
+    assert cli.main([verb, "-p", ""]) == 0
+    assert "note:" not in capsys.readouterr().err
+
+
+def test_embed_needs_a_text(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    advice = "has no text: write one text a line, or give texts with -p"
+    mistake(["embed"], capsys, f"standard input {advice}")
+    mistake(["embed", "-f", str(places["empty"])], capsys, f"{places['empty']} {advice}")
+
+
 @pytest.fixture
 def unprivileged() -> Iterator[None]:
     """A user whom file modes bind; they do not bind root, who becomes another user."""

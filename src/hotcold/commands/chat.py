@@ -75,8 +75,8 @@ def _history(path: Path | None) -> Path | None:
 
 
 def _talk(terminal: Terminal, lines: LineInput) -> int:
-    """Reads and answers messages until the end; returns the exit code."""
-    asked_to_quit = False
+    """Reads and answers messages until the end; returns the exit code. UserError: piped input has none."""
+    asked_to_quit, is_empty = False, True
     while True:
         try:
             text = lines.read()
@@ -100,9 +100,12 @@ def _talk(terminal: Terminal, lines: LineInput) -> int:
         if text is None:
             if lines.interactive:
                 print()
+            elif is_empty:
+                raise UserError("standard input has no message: write one a line, or chat in a terminal")
             return 0
         if not text.strip():
             continue
+        is_empty = False
         try:
             if text.startswith("/") and "\n" not in text:
                 if not run_command(terminal, text):

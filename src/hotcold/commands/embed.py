@@ -41,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
     if args.file is not None or not texts:
         lines = io.StringIO(options.read_text(args.file), newline=None)  # not at U+2028 and the like
         texts = [*texts, *(line.removesuffix("\n") for line in lines)]
+    if not texts:
+        name = "standard input" if args.file is None else str(args.file)
+        raise UserError(f"{name} has no text: write one text a line, or give texts with -p")
     session = options.load_session(args, state_copies=0)
     model = session.model
     if args.pooling is None and not names_pooling(model.chat_metadata):

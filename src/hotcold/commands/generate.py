@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     job = Job(max_tokens=args.n_predict, stop=tuple(args.stop), ignore_eos=args.ignore_eos)
     prompt = args.prompt
     if args.file is not None or prompt == "-" or (prompt is None and options.is_piped()):
-        prompt = options.read_text(args.file).removesuffix("\n")
+        prompt = options.read_prompt(args.file).removesuffix("\n")
     prompt = prompt or ""
     session = options.load_session(args, state_copies=0)
     tokenizer = session.model.tokenizer

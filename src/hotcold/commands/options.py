@@ -524,6 +524,14 @@ def is_piped() -> bool:
     return not sys.stdin.closed and not sys.stdin.isatty()
 
 
+def read_prompt(path: Path | None) -> str:
+    """Returns the text of a file, or of standard input if there is none, and prints a note if it is empty."""
+    text = read_text(path)
+    if not text.strip("\n"):
+        print_notes([f"{'standard input' if path is None else path} has no text: -p gives one"])
+    return text
+
+
 def note_left_out(tokenizer: "Tokenizer", *texts: str) -> None:
     """Prints a note on characters of a text that no token can spell."""
     if left_out := tokenizer.left_out(texts):

@@ -159,7 +159,7 @@ function welcome() {
 function labels() {
   const any = turns.length > 0, typed = $("prompt").value.trim() !== "" || attached.files.length > 0;
   $("prompt").placeholder = !page.story ? "Write a message"
-    : any ? "Write the next sentence, or continue" : "Once upon a time";
+    : any ? "Write a sentence, or continue" : "Once upon a time";
   $("send").textContent = !page.story ? "Send" : "Continue";
   $("send").disabled = !page.info || (!typed && !(page.story && any));
   $("send").hidden = page.running !== null;

@@ -127,11 +127,12 @@ export class Picture {
     const rowsOf = (across) => Math.ceil(hot / across) + Math.ceil(cold / across);
     const { wide, high, across } = cellSize(width, height - gap, rowsOf);
     const space = Math.min(wide, high) > 3 * dpr ? Math.round(dpr) : 0;
+    const start = left + Math.floor((width - across * wide) / 2);
     for (let i = 0; i < all; i++) {
       const inHot = i < hot, n = inHot ? i : i - hot;
       const row = Math.floor(n / across) + (inHot ? 0 : Math.ceil(hot / across));
       const box = 4 * (at + i);
-      this.boxes[box] = left + (n % across) * wide;
+      this.boxes[box] = start + (n % across) * wide;
       this.boxes[box + 1] = row * high + (inHot ? 0 : gap);
       this.boxes[box + 2] = Math.max(1, wide - space);
       this.boxes[box + 3] = Math.max(1, high - space);
@@ -202,6 +203,8 @@ function cellSize(width, height, rowsOf) {
     const worth = filled - 0.2 * Math.log2(slim); // cells are nearly square
     if (worth > best.worth) best = { wide, high, across, worth };
   }
+  // Space that is left goes between the columns, so that each ends where the axis does.
+  while (best.across > 1 && rowsOf(best.across - 1) * best.high <= height) best.across--;
   return best;
 }
 
