@@ -218,9 +218,9 @@ class Coupled(_Search):
 
 def test_thresholds_by_layer_shrink_until_all_together_fit() -> None:
     search = Coupled()
-    found = search.greedy([1.0, 1.0], 0.3, [0.1, 0.1])
+    found = search.by_layer([1.0, 1.0], 0.3, [0.1, 0.1])
     assert 0.2 < sum(found) <= 0.3**0.5
-    assert search.greedy([1.0, 1.0], 0.3, [0.27, 0.27]) == [0.27, 0.27]  # more zeros than any found
+    assert search.by_layer([1.0, 1.0], 0.3, [0.27, 0.27]) == [0.27, 0.27]  # more zeros than any found
 
 
 @pytest.mark.full

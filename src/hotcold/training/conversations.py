@@ -1,5 +1,6 @@
 """Turns conversations into tokens with a tokenizer's chat template; only answers are learned."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def encode_conversation(
     if not any(message.get("role") == _ANSWERS for message in messages):
         raise UserError(f"a conversation has no message of the role {_ANSWERS!r}")
     try:
-        if "{% generation" in _template(tokenizer) or "{%- generation" in _template(tokenizer):
+        if re.search(r"\{%-?\s*generation", _template(tokenizer)):
             encoded = tokenizer.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )

@@ -23,6 +23,7 @@ from hotcold.training.examples import Examples
 from hotcold.training.options import TrainOptions
 from hotcold.training.predictor import Learned, train
 
+_CHECKED = 8  # one window in this many is not learned but used for checks
 _SVD_TOKENS = 8192  # most tokens for the SVD, whose neurons are all in memory
 
 
@@ -32,6 +33,13 @@ class Texts(NamedTuple):
     fit_to: Inputs  #: for training
     check: Inputs  #: sets thresholds, ends the training and decides on the rank
     held_out: Inputs  #: judges the result
+
+
+def parted(windows: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Windows to check with, and windows to learn: at least one of each, if there are two."""
+    every = min(_CHECKED, len(windows))
+    learned = [window for number, window in enumerate(windows) if number % every != every - 1]
+    return windows[every - 1 :: every], learned
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hotcold.extras import importing
 
-__all__ = ["state_dict_functions", "torch", "transformers"]
+__all__ = ["summary_writer", "torch", "transformers"]
 
 with importing("train", "training"):
     import torch
@@ -19,8 +19,10 @@ def transformers() -> Any:
     return package
 
 
-def state_dict_functions() -> Any:
-    """The functions of torch that gather and scatter the weights of sharded models."""
-    import torch.distributed.checkpoint.state_dict as functions
-
-    return functions
+def summary_writer() -> Any:
+    """The class of torch that writes events for TensorBoard, or None if TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter

@@ -17,6 +17,7 @@ from hotcold.formats.files import replacing
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.training.conversations import encode_conversation
 from hotcold.training.libraries import transformers
+from hotcold.training.processes import in_first_process
 from hotcold.training.sparse_model import IGNORED
 from hotcold.values import not_utf8, shown
 
@@ -146,11 +147,15 @@ def token_file(path: Path, encoder: Encoder, folder: Path) -> tuple[Ids, str]:
     """The tokens of a text file, mapped from a file in ``folder``, and its name; encodes new texts."""
     name = hashlib.sha256((hash_of(path) + encoder.identity).encode()).hexdigest()[:16]
     target = folder / f"{name}.tokens"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as file:
-            for ids in encoder.documents(path):
-                file.write(np.ascontiguousarray(ids, encoder.dtype).data)
+
+    def encode() -> None:
+        if not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as file:
+                for ids in encoder.documents(path):
+                    file.write(np.ascontiguousarray(ids, encoder.dtype).data)
+
+    in_first_process(encode)
     if not target.stat().st_size:
         return np.empty(0, encoder.dtype), name
     return np.memmap(target, encoder.dtype, mode="r"), name
