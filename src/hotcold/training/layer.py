@@ -87,7 +87,9 @@ def train_layer(
         fix = "raise `max_share`, or use a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor fits in {limit}: {fix}")
     sample = {name: _evenly(values, _SVD_TOKENS) for name, values in texts.fit_to.items()}
-    svd = _svd(file, config, layer, options, sample, texts.held_out)
+    fit = fit_experts if config.experts else fit_layer
+    method = replace(options, method="svd")
+    svd = fit(file, config, layer, method, fit_to=sample, held_out=texts.held_out)[0]
     files = [folder / f"layer-{layer:03}.{name}" for name in ("fit", "check")]
     try:
         examples = Examples.collect(parts, texts.fit_to, files[0])
@@ -121,14 +123,6 @@ def train_layer(
             each.unlink(missing_ok=True)
     rest = sorted((each.fitted.fit for each in tried if each is not best), key=lambda fit: fit.read_ratio)
     return TrainedLayer(best.fitted, [best.fitted.fit, *rest], svd)
-
-
-def _svd(
-    file: GGUFFile, config: Config, layer: int, options: FitOptions, fit_to: Inputs, held_out: Inputs
-) -> Fitted:
-    """The best predictor of the training-free method for the same recall."""
-    fit = fit_experts if config.experts else fit_layer
-    return fit(file, config, layer, replace(options, method="svd"), fit_to=fit_to, held_out=held_out)[0]
 
 
 def _evenly(values: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:

@@ -2,11 +2,15 @@
 
 Other modules of this package import ``torch`` from here, so import them where a command first needs one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from hotcold.errors import UserError
 from hotcold.extras import importing
+from hotcold.values import printable
 
-__all__ = ["summary_writer", "torch", "transformers"]
+__all__ = ["library_errors", "summary_writer", "torch", "transformers"]
 
 with importing("train", "training"):
     import torch
@@ -17,6 +21,17 @@ def transformers() -> Any:
     with importing("train", "training"):
         import transformers as package
     return package
+
+
+@contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+    """Turns an error of another library, which may be of any class, into a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{problem}: {printable(' '.join(str(error).split()))}") from None
 
 
 def summary_writer() -> Any:

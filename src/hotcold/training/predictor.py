@@ -89,8 +89,7 @@ def train(
                 torch.save(run.state(), file)
         except (FileError, RuntimeError) as error:  # RuntimeError: torch's own writer
             raise UserError(f"{state}: {error}") from None
-    best = {name: each.numpy() for name, each in run.best.items()}
-    return Learned(best["first"], best["second"], best["bias"], run.marked)
+    return Learned(**{name: each.numpy() for name, each in run.best.items()}, marked=run.marked)
 
 
 def _calibrated(

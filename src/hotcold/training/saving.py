@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,11 @@ def save_sparse(
     if isinstance(threshold, str):
         if batches is None:
             raise UserError(f"threshold {threshold!r} needs held-out text: give texts or batches as held_out")
-        entries["choice"] = choose_thresholds(model, batches, threshold, max_divergence).report()
+        entries["choice"] = asdict(choose_thresholds(model, batches, threshold, max_divergence))
     elif threshold is not None:
         _set(layers, threshold)
     if batches is not None:
-        entries["held_out"] = measure_sparsity(model, batches).report()
+        entries["held_out"] = asdict(measure_sparsity(model, batches))
     entries["thresholds"] = [layer[0].threshold for layer in layers]
     entries |= dict(report or {})
     state = _state(inner, dtype)

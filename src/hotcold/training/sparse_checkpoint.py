@@ -9,9 +9,9 @@ from hotcold.convert.finding import activation, find_layout
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
 from hotcold.tokenizer.tokenizer import Tokenizer
-from hotcold.training.libraries import torch, transformers
+from hotcold.training.libraries import library_errors, torch, transformers
 from hotcold.training.modeling_hotcold import ACTIVATION_KEYS, NAMES, put_in_named
-from hotcold.values import printable, shown
+from hotcold.values import shown
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,13 @@ def load_model(original: Original, device: Any, dtype: Any = torch.float32) -> A
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     stated = original.config[original.key]
-    try:
+    with library_errors(f"{original.folder}: transformers cannot load it"):
         config = library.AutoConfig.from_pretrained(original.folder, local_files_only=True)
         if stated in NAMES:
             setattr(config, original.key, "relu")
         model, loading = library.AutoModelForCausalLM.from_pretrained(
-            original.folder,
-            config=config,
-            dtype=dtype,
-            local_files_only=True,
-            output_loading_info=True,
+            original.folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except Exception as error:  # transformers raises errors of many kinds for an unusual config.json
-        said = printable(" ".join(str(error).split())[:200])
-        raise UserError(f"{original.folder}: transformers cannot load it: {said}") from None
     if missing := sorted({*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])}):
         raise UserError(f"{original.folder} has no tensor {shown(missing[0])} of the right shape")
     put_in_named(model, stated, original.config.get("hidden_act_param"))

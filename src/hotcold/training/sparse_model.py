@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from hotcold.errors import UserError
@@ -204,9 +204,6 @@ class Measured:
     @property
     def mean_zeros(self) -> float:
         return sum(self.zeros) / len(self.zeros) if self.zeros else math.nan
-
-    def report(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 Batch = Any  #: ids ``[B, T]``, or a dictionary of a model's inputs

@@ -203,9 +203,8 @@ class Run:
         if self.steps != steps and (self.step < steps or self.steps < steps):
             per_step = self._windows * self._options.context
             got = f"{state.folder} holds a run of {steps * per_step} tokens, {self.step * per_step} done"
-            raise UserError(
-                f"{got}: finish it with these `tokens` and then give more, or give another `work`"
-            )
+            fix = "finish it with these `tokens` and then give more, or give another `work`"
+            raise UserError(f"{got}: {fix}")
         self._begun = saved["begun"] if self.steps == steps else self.step
         self.model.load_state_dict(saved["model"])
         self._optimiser.load_state_dict(saved["optimiser"])

@@ -6,6 +6,7 @@ section 3). At the end the threshold of the gate rises as far as predictions all
 weights depend only on options and files: a run that is stopped anywhere continues from its last state, and
 ends with equal weights."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from hotcold.errors import UserError
 from hotcold.formats.files import output_file
-from hotcold.training.libraries import torch
+from hotcold.training.libraries import library_errors, torch
 from hotcold.training.processes import process_count, process_rank
 from hotcold.training.run_state import RunState
 from hotcold.training.saving import check_new, save_sparse
@@ -27,6 +28,7 @@ from hotcold.training.sparsify_run import Run
 from hotcold.training.sparsify_run import SparsifyOptions as SparsifyOptions
 from hotcold.training.thresholds import Thresholds, choose_thresholds
 from hotcold.training.token_data import Encoder, Mixture, Source, hash_of
+from hotcold.values import real, whole
 
 #: Options that are not part of a state's identity: they have no effect before the end of a run.
 _LATER = ("tokens", "threshold", "control")
@@ -82,8 +84,7 @@ def sparsify(
     if log is not None and not RunState(folder, {}).exists():
         output_file(log, force=force, inputs=[each.path for each in sources])
     original = open_original(checkpoint, options.activation)
-    if options.context > original.context:
-        raise UserError(f"a context of {options.context}: the model has {original.context} positions")
+    whole("`context`", options.context, 2, original.context, f"the model has {original.context} positions")
     with _processes(), _memory():
         if process_rank():  # only the first process reports
             report, progress, note = lambda figures: None, lambda done, total: None, lambda text: None
@@ -125,14 +126,9 @@ def sparsify(
 def _check(options: SparsifyOptions, output: Path) -> None:
     if options.activation not in KINDS:
         raise UserError(f"activation {options.activation!r}: choose from {', '.join(KINDS)}")
-    for name, allowed, needed in (
-        ("distil", 0 <= options.distil <= 1, "a share of the loss from 0 to 1"),
-        ("learning_rate", options.learning_rate > 0, "a number above 0"),
-        ("l1", options.l1 >= 0, "a number of at least 0"),
-        ("context", options.context > 1, "at least 2 tokens"),
-    ):
-        if not allowed:
-            raise UserError(f"`{name}` {getattr(options, name):g}: {needed} is needed")
+    real("`distil`", options.distil, 0, 1, "a share of the loss")
+    real("`learning_rate`", options.learning_rate, 1e-30, math.inf)
+    real("l1", options.l1, 0, math.inf)
     check_new(output)
 
 
@@ -162,12 +158,9 @@ def _device(name: str | None) -> Any:
     default = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     wanted = name or default
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products are not deterministic
-    try:
+    with library_errors(f"`device` {wanted} cannot be used (cpu always works)"):
         torch.empty(1, device=wanted)
-        return torch.device(wanted)
-    except (RuntimeError, AssertionError) as error:
-        said = " ".join(str(error).split())[:120]
-        raise UserError(f"`device` {wanted}: {said}; cpu always works") from None
+    return torch.device(wanted)
 
 
 def _identity(original: Original, mixture: Mixture, options: SparsifyOptions) -> dict[str, Any]:

@@ -75,14 +75,12 @@ def train_predictors(
 def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inputs:
     """Inputs of a layer's FFN: ``normed``, and for experts the ``ids`` of the experts of each token."""
     kept: dict[str, list[Any]] = {"normed": [], "ids": []}
-    modules = [(module, form) for module, form, number in ffns(model) if number == layer]
-    if config.experts_of(layer):
-        modules = [(module, form) for module, form in modules if form == "experts"]
+    of_experts = config.experts_of(layer) is not None
+    modules = [each for each in ffns(model) if each[2] == layer and (each[1] == "experts" or not of_experts)]
     if len(modules) != 1:
-        raise UserError(
-            f"layer {layer} of the model has {len(modules)} FFNs: the file belongs to another model"
-        )
-    (module, form), width = modules[0], config.dim
+        problem = f"layer {layer} of the model has {len(modules)} FFNs"
+        raise UserError(f"{problem}: the file belongs to another model")
+    (module, form, _), width = modules[0], config.dim
 
     def keep(_: Any, args: tuple[Any, ...]) -> None:
         kept["normed"].append(args[0].detach().float().cpu().reshape(-1, args[0].shape[-1]).numpy())

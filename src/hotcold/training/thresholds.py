@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from hotcold.errors import UserError
@@ -21,7 +21,7 @@ from hotcold.training.sparse_model import (
 SHARES = (0.0, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64)
 MAX_DIVERGENCE = 1e-3  #: default bound, nats; about the rise of the log of the perplexity
 _PRICES = (1e-4, 1e6)  # lowest and highest price of a nat, as a share of zeros
-_TRIES = 12  # prices
+_TRIES = 10  # prices, and thresholds between those of two prices
 
 Mode = Literal["one", "per-layer", "none"]
 
@@ -34,9 +34,6 @@ class Thresholds:
     divergence: float  #: nats a token, from the model without thresholds
     zeros: float  #: share of activations that are zero
     curve: list[tuple[float, float, float]]  #: share of the gates' scale, divergence, zeros
-
-    def report(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def choose_thresholds(
@@ -124,20 +121,27 @@ class _Search:
         """The thresholds of the layers that give most zeros within the bound.
 
         Each layer is tried alone, and gets the threshold with the most zeros minus a price for divergence.
-        The price is the lowest, by bisection, with which all layers together stay within the bound.
-        ``common`` is the result if it has more zeros."""
+        Bisection finds the lowest price with which all layers together stay within the bound, and then
+        thresholds between this price's and the next lower one's. ``common`` is the result if it has more
+        zeros."""
         units = [_times(share, scales) for share in SHARES]
         alone = []
         for layer in range(len(scales)):
             others = [0.0] * len(scales)
             alone.append(self.at([[*others[:layer], unit[layer], *others[layer + 1 :]] for unit in units]))
-        best, most, low, high = common, self.at([common])[0][1], *_PRICES
-        for _ in range(_TRIES):
-            price = math.sqrt(low * high)
+
+        def best_at(price: float) -> list[float]:
             worth = [[zeros - price * divergence for divergence, zeros in curve] for curve in alone]
-            chosen = [units[each.index(max(each))][layer] for layer, each in enumerate(worth)]
-            divergence, zeros = self.at([chosen])[0]
-            low, high = (low, price) if divergence <= bound else (price, high)
-            if divergence <= bound and zeros > most:
-                best, most = chosen, zeros
-        return best
+            return [units[each.index(max(each))][layer] for layer, each in enumerate(worth)]
+
+        low, high = _PRICES
+        inside, outside = [0.0] * len(scales), best_at(low)
+        for number in range(2 * _TRIES):
+            price = math.sqrt(low * high)
+            middle = _times(0.5, [sum(pair) for pair in zip(inside, outside, strict=True)])
+            tried = best_at(price) if number < _TRIES else middle
+            if self.at([tried])[0][0] <= bound:
+                inside, high = tried, price
+            else:
+                outside, low = tried, price
+        return max(common, inside, key=lambda each: self.at([each])[0][1])
