@@ -1,6 +1,7 @@
 """Makes transformers models sparse in place, and measures and penalises their activations."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,14 +115,14 @@ def _check_layers(model: Any, layers: set[int]) -> None:
 
 def _other_activations(model: Any, known: list[tuple[Any, str, int]]) -> list[str]:
     """Names of the classes outside FFNs with an activation. UserError: one of them is an unknown FFN."""
-    inside = {id(part) for module, form, _ in known for part in [module, *module.children()]}
-    others = [each for each in model.modules() if id(each) not in inside and activation_name(each)]
-    for each in others:
-        if hasattr(each, "down_proj"):
-            raise UserError(
-                f"the FFN {printable(type(each).__name__)} is of an unknown form: {_FORMS} are needed"
-            )
-    return [printable(type(each).__name__) for each in others]
+    inside = {id(part) for module, _, _ in known for part in [module, *module.children()]}
+    names = []
+    for each in model.modules():
+        if id(each) not in inside and (activation_name(each) or hasattr(each, "activation")):
+            names.append(printable(type(each).__name__))
+            if re.search("mlp|expert|ffn|feedforward", names[-1].lower()):
+                raise UserError(f"the FFN {names[-1]} is of an unknown form: {_FORMS} are needed")
+    return names
 
 
 _FORMS = "gate, up and down projections (separate, fused, or of experts), or fc1 and fc2"
