@@ -83,6 +83,19 @@ def test_without_a_device_a_day_ends_in_its_first_stage(run_day: Run, tmp_path: 
     assert "VK_DRIVER_FILES=/no/driver.json" in why and "find_gpus" in why
 
 
+def test_each_kernel_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU backend in the GPU's place: a measurement that cannot run is a row with its error."""
+    ops = importlib.import_module("gpu.ops")
+    monkeypatch.setattr(ops, "SMALL_KERNELS", (("F16", "Q4_0"), 64, 128, 2, 1, 64))
+    monkeypatch.setattr(ops, "run_seconds", lambda program, least=5, seconds=0.2: program.run() or 1.0)
+    rows: list[dict[str, object]] = []
+    ops.kernels(ops.OpsTask("cpu", 60.0, small=True, threads=1), rows.append)
+    assert [row["case"] for row in rows] == [
+        "ffn F16 128 x 64", "ffn Q4_0 128 x 64", "attention 64 positions", "norm 64"
+    ]  # fmt: skip
+    assert [row["failed"] for row in rows if "failed" in row] == []
+
+
 @pytest.mark.parametrize(
     ("program", "code", "problem"),
     [
