@@ -1,5 +1,5 @@
-"""What doctor measures of a GPU, and what ``plan`` makes of it: on a device whose dispatches have known
-times."""
+"""The figures that doctor measures of a GPU, and the times that ``plan`` predicts from them: on a device whose
+dispatches have known times."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Layer:
         bias = np.ones(_NEURONS, np.float32) if kind == "exact" else None
         tensors = FFNTensors(
             up, up, down, layout, activation, gate_bias=bias, up_bias=bias, experts=experts, chosen=chosen
-        )  # fmt: skip
+        )
         return self.backend.ffn_weights(tensors)
 
     def read(self, kind: str) -> Mapping[str, int]:

@@ -25,7 +25,7 @@ _MOST_COPIES = 16  # of weights in a program, so that caches hold few of them
 _POSITIONS = 512, 4096  # in the cache of a layer
 _LEAST_S = 1e-9  # a difference of two measurements may be 0
 _SHAPE, _SMALL_SHAPE = LayerShape(4096, 32, 8), LayerShape(512, 4, 1)
-_SMALL_BYTES = 16 << 20  # with less memory the small shape is measured
+_SMALL_BYTES = 16 << 20  # with less memory, as of software drivers, the small shape is measured in one type
 _PROGRAMS = len(KERNEL_TYPES) * (2 * len(KERNELS) + 2 + 2 * len(LAYER_KINDS) + 4)
 
 
@@ -44,12 +44,13 @@ class GPUSpeed:
 def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, int], None]) -> GPUSpeed:
     """Measures a GPU with about ``nbytes`` of its memory, for ``seconds``. GPUError: it is not usable."""
     backend = open_gpu(gpu, None)
-    shape = _SHAPE if nbytes >= _SMALL_BYTES else _SMALL_SHAPE
-    probe = _Probe(backend, shape, nbytes, seconds / _PROGRAMS)
-    parts = 2 * len(KERNEL_TYPES) + 1
+    large = nbytes >= _SMALL_BYTES
+    types = KERNEL_TYPES if large else KERNEL_TYPES[:1]
+    probe = _Probe(backend, _SHAPE if large else _SMALL_SHAPE, nbytes, seconds / _PROGRAMS)
+    parts = 2 * len(types) + 1
     kernels: dict[str, float] = {}
     layers: dict[str, float] = {}
-    for number, name in enumerate(KERNEL_TYPES):
+    for number, name in enumerate(types):
         type = block_type(name)
         kernels |= probe.bandwidths(type)
         advance(2 * number + 1, parts)

@@ -177,9 +177,9 @@ _LAYERS = {
 
 
 def _both(kind: str, figures: dict[str, float], what: str, factor: float = 1.0) -> tuple[float, str]:
-    """Returns a figure in Q4_0, and its meaning with the figure in F16."""
-    quantised, floats = (factor * figures[f"{kind} {type}"] for type in KERNEL_TYPES)
-    return quantised, f"{what}; in F16 {_digits(floats)}"
+    """Returns a figure in the first of :data:`KERNEL_TYPES`, and its meaning with the figures in others."""
+    first, *others = (factor * figures[key] for type in KERNEL_TYPES if (key := f"{kind} {type}") in figures)
+    return first, "; in F16 ".join([what, *map(_digits, others)])
 
 
 def _gpu_figures(of_gpu: dict[str, Any]) -> list[str]:
