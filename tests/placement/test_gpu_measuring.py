@@ -1,4 +1,4 @@
-"""The figures that doctor measures of a GPU, and the times that ``plan`` predicts from them: on a device whose
+"""Figures that doctor measures of a GPU, and times that ``plan`` predicts from them: on a device whose
 dispatches have known times."""
 
 from __future__ import annotations
