@@ -5,8 +5,9 @@ the start of kernels, and the waits between them, are no part of it. They are th
 is a layer's time minus the time of its bytes."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -63,6 +64,13 @@ def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, i
     return GPUSpeed(kernels["matrix Q4_0"], rows, layers["dense Q4_0"], kernels, layers, link)
 
 
+def _separated(gated_s: float, plain_s: float) -> tuple[float, float]:
+    """Returns the seconds of gate or up rows, and of down rows, from FFNs with a gate and without one. Noise
+    cannot make their rates differ more than four times."""
+    rows_s = min(max(gated_s - plain_s, gated_s / 6), 5 * gated_s / 12)
+    return rows_s, gated_s - 2 * rows_s
+
+
 class _Probe:
     """Programs of one decode row on a backend, each measured for some seconds."""
 
@@ -117,37 +125,30 @@ class _Probe:
     def _ffn_gb_s(self, type: BlockType) -> dict[str, float]:
         """Measures FFNs with a gate and without one, which lack a third of the rows: so gate and up rows are
         separated from down rows."""
-        more, less = self._sizes(type)
+        sizes = more, less = self._sizes(type)
         copies = self._copies(3 * more.nbytes)
         gb = copies * (more.nbytes - less.nbytes) / 1e9
 
-        def seconds(*, masked: bool) -> tuple[float, float]:
-            """Returns the seconds of gate or up rows, and of down rows."""
-            pairs = (
-                [self._ffns(each, copies, gated, masked) for each in (more, less)] for gated in (True, False)
-            )
-            gated_s, plain_s = (self._slope(*pair) for pair in pairs)
-            rows_s = min(
-                max(gated_s - plain_s, gated_s / 6), 5 * gated_s / 12
-            )  # noise: rates differ 4 times at most
-            return rows_s, gated_s - 2 * rows_s
+        def seconds(*, gated: bool) -> list[float]:
+            """Returns the seconds of a tenth of the neurons at a time, and of all of them."""
+            programs = (self._ffns(each, copies, gated) for each in sizes)
+            return [self._slope(*pair) for pair in zip(*programs, strict=True)]
 
-        (rows_s, down_s), (stream_s, _) = seconds(masked=True), seconds(masked=False)
+        tenths, whole = zip(seconds(gated=True), seconds(gated=False), strict=True)
+        (rows_s, down_s), (stream_s, _) = _separated(*tenths), _separated(*whole)
         return {"stream": gb / stream_s, "rows": gb / rows_s, "down": gb / down_s}
 
-    def _ffns(self, tensor: Tensor, copies: int, gated: bool, masked: bool) -> Callable[[], None]:
-        """Returns ops that read each neuron once: all at a time, or a tenth at a time, after all others."""
+    def _ffns(self, tensor: Tensor, copies: int, gated: bool) -> list[Callable[[], None]]:
+        """Returns ops that read each neuron once: a tenth at a time, after all others, or all at a time."""
         weights = [self._ffn_weights(tensor, gated) for _ in range(copies)]
-        masks: list[Buffer | None] = [None]
-        if masked:
-            masks = [self._uploaded(mask[None]) for mask in tenth_masks(tensor.shape[0], self._random)]
+        tenths = [self._uploaded(mask[None]) for mask in tenth_masks(tensor.shape[0], self._random)]
 
-        def record() -> None:
+        def ffns(masks: Sequence[Buffer | None]) -> None:
             for mask in masks:
                 for each in weights:
                     self.backend.ffn(FFNCall(self._x, each, self._batch, self._out, skip=True, mask=mask))
 
-        return record
+        return [partial(ffns, tenths), partial(ffns, [None])]
 
     def _ffn_weights(self, rows: Tensor, gated: bool) -> FFNWeights:
         """Makes an FFN of zeros whose biases make all neurons active, so that down rows are added."""
@@ -183,9 +184,8 @@ class _Probe:
             return self._slope(passes(2), passes(1)) / len(layers)
 
         taken = {kind: seconds(kind) for kind in (*LAYER_KINDS, HEAD)}
-        kv_gb_s = (
-            self.shape.kv_bytes(many - few) / max(seconds("dense", many) - taken["dense"], _LEAST_S) / 1e9
-        )
+        longer_s = max(seconds("dense", many) - taken["dense"], taken["dense"] / 100)
+        kv_gb_s = self.shape.kv_bytes(many - few) / longer_s / 1e9
         overheads = {}
         for kind, total_s in taken.items():
             read = {f"{kernel} {type.name}": nbytes for kernel, nbytes in layers[0].read(kind).items()}
