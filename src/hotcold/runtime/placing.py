@@ -340,8 +340,9 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     notes = (f"GPU {titles(idle)} is not used: that is expected to be faster",) if idle else ()
     software = [gpu for gpu in gpus if gpu.kind == "software"]
     if software:
-        slow = "a software driver, which computes on the CPU: expect it to be slower than the CPU alone"
-        notes = (*notes, f"GPU {titles(software)} is {slow} (`gpu={OFF}`)")
+        slow = f"expect it to be many times slower than `gpu={OFF}`"
+        what = f"GPU {titles(software)} is a software driver, which computes on the CPU"
+        notes = (*notes, f"{what}: {slow}")
     notes = (*map(str, on_gpus), *notes, *rated.notes)
     return Decision(notes, rated.placement, on_gpus, asked, model.plan.slots)
 
