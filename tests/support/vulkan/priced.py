@@ -99,7 +99,7 @@ class Program:
         nbytes = sum(range.nbytes for range in read.values())
         if each.shader == "gemv":
             return nbytes / prices.gemv[each.constants[0] in FLOATS]
-        if each.shader == "ffn_rows":
+        if each.shader in ("ffn_rows", "ffn_gate_up"):
             return self._share(each) * nbytes / prices.ffn_rows[each.constants[2] in FLOATS]
         if each.shader.startswith("ffn_down"):
             share = self._of_down * self._of_experts(each)
@@ -166,7 +166,9 @@ class PricedDevice:
     def allocate(self, nbytes: int, where: str = "device") -> Memory:
         return Memory(nbytes, where)
 
-    def pipeline(self, shader: str, ranges: int, push: int, constants: Sequence[int]) -> Any:
+    def pipeline(
+        self, shader: str, ranges: int, push: int, constants: Sequence[int], *more: object
+    ) -> tuple[str, tuple[int, ...]]:
         return shader, tuple(constants)
 
     def link(self, *arguments: object) -> SimpleNamespace:
