@@ -113,6 +113,28 @@ def test_a_stage_becomes_a_row(
     assert row["result"] == ({"a": 1} if code == 0 else None)
 
 
+def test_an_op_table_that_ran_out_of_time_keeps_its_cases(stages: ModuleType) -> None:
+    lines = [["norm 1", "", True], ["norm 2", "too far", False], ["linear 1", "", False]]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '["linear 2", "'
+    program = f"import time; open({str(stages.checked_cases())!r}, 'w').write({text!r}); time.sleep(600)"
+    for name, counts in (("table", {"checked": 3, "failed": 1, "same_bits": 1}), ("model", None)):
+        row = stages.run_stage(stages.Stage(name, 2, 2, lambda seconds: [sys.executable, "-c", program]))
+        result = row["result"] and {key: row["result"][key] for key in counts or ()}
+        assert row["exit"] is None and result == counts
+    assert row["result"] is None
+
+
+def test_cases_are_noted_by_several_processes(
+    op_table: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    device_index("lavapipe")
+    seen = tmp_path / "cases.txt"
+    arguments = ["--gpu", "llvmpipe", "--seconds", "0.01", "--jobs", "2", "--seen", str(seen)]
+    assert op_table.main(arguments) == 0
+    report = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert len(op_table.read_seen(seen)) == report["checked"] > 0
+
+
 def test_the_limits_of_a_group_fit_a_call_of_ten_minutes(stages: ModuleType) -> None:
     for group, small in (("first", False), ("second", False), ("first", True), ("second", True)):
         names = (stages.SMALL_GROUPS if small else stages.GROUPS)[group]
