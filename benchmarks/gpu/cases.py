@@ -94,6 +94,8 @@ def with_gpu(hardware: Hardware) -> Hardware:
         link_pageable_gb_s=stream,
         handshake_s=1e-9,
         step_s=0.0,
+        kernels_gb_s={},
+        layers_s={},
     )
 
 

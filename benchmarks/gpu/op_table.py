@@ -241,8 +241,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if (args.gpu is None) == (args.write_expected is None):
         parser.error("give --gpu, or --write-expected alone")
-    if args.seen and args.jobs > 1:
-        parser.error("--seen is for one process: leave out --jobs")
     return args
 
 

@@ -24,9 +24,20 @@ from hotcold.demo import model_path
 from hotcold.engine.request import Job, Request
 from hotcold.formats.blocks import Tensor, block_type
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import PAGE, Backend, Batch, BatchLimits, FFNTensors, Norm, Program
+from hotcold.kernels.backend import (
+    PAGE,
+    AttentionCall,
+    Backend,
+    Batch,
+    BatchLimits,
+    FFNCall,
+    FFNTensors,
+    Norm,
+    Program,
+)
 from hotcold.kernels.numpy_ffn import pack_mask
 from hotcold.kernels.vulkan.backend import VulkanBackend
+from hotcold.placement.measuring import one_row
 from hotcold.placement.placement import write_placement
 from hotcold.placement.profiles import read_profile
 from hotcold.runtime.loading import load
@@ -173,17 +184,6 @@ def kernels(task: OpsTask, emit: Emit) -> None:
             emit(key | {"failed": f"{type_name(error)}: {error}"[:400]})
 
 
-def one_row(positions: int = 1) -> Batch:
-    """A decode row at the last of some positions in consecutive pages."""
-    pages = -(-positions // PAGE)
-    batch = Batch(BatchLimits(1, 1, pages, 1))
-    batch.counts[:] = 1, 1, 0, 1
-    batch.positions[:] = positions - 1
-    batch.lengths[:] = positions
-    batch.pages[:] = np.arange(pages).reshape(batch.pages.shape)
-    return batch
-
-
 def ffn_rows_of(backend: Backend, type: str, dim: int, neurons: int) -> list[Row]:
     """A tenth of the neurons is listed, and half of these are active. ``listed``: the whole op; then each of
     its shaders alone, on the lists that the whole op left."""
@@ -201,7 +201,7 @@ def ffn_rows_of(backend: Backend, type: str, dim: int, neurons: int) -> list[Row
     read = matrix.nbytes * LISTED_SHARE
 
     def ffn() -> None:
-        backend.ffn(x, weights, batch, out, skip=True, mask=mask)
+        backend.ffn(FFNCall(x, weights, batch, out, skip=True, mask=mask))
 
     rows = []
     for shader, share in {"listed": 2, **FFN_SHADERS}.items():
@@ -235,7 +235,7 @@ def attention_row(backend: Backend, heads: int, kv_heads: int, positions: int) -
     batch = one_row(positions)
 
     def attend() -> None:
-        backend.attention(q, k, v, batch, out, HEAD_DIM**-0.5)
+        backend.attention(AttentionCall(q, k, v, batch, out, HEAD_DIM**-0.5))
 
     seconds = slope([repeated(backend, attend, count) for count in (FEW, MANY)], MANY)
     return [{"us": seconds * 1e6, "gb_s": 4 * positions * kv_heads * HEAD_DIM / seconds / 1e9}]

@@ -83,6 +83,19 @@ def test_without_a_device_a_day_ends_in_its_first_stage(run_day: Run, tmp_path: 
     assert "VK_DRIVER_FILES=/no/driver.json" in why and "find_gpus" in why
 
 
+def test_each_kernel_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU backend in the GPU's place: a measurement that cannot run is a row with its error."""
+    ops = importlib.import_module("gpu.ops")
+    monkeypatch.setattr(ops, "SMALL_KERNELS", (("F16", "Q4_0"), 64, 128, 2, 1, 64))
+    monkeypatch.setattr(ops, "run_seconds", lambda program, least=5, seconds=0.2: program.run() or 1.0)
+    rows: list[dict[str, object]] = []
+    ops.kernels(ops.OpsTask("cpu", 60.0, small=True, threads=1), rows.append)
+    assert [row["case"] for row in rows] == [
+        "ffn F16 128 x 64", "ffn Q4_0 128 x 64", "attention 64 positions", "norm 64"
+    ]  # fmt: skip
+    assert [row["failed"] for row in rows if "failed" in row] == []
+
+
 @pytest.mark.parametrize(
     ("program", "code", "problem"),
     [
@@ -98,6 +111,28 @@ def test_a_stage_becomes_a_row(
     row = stages.run_stage(stages.Stage("own", 2, 2, lambda seconds: [sys.executable, "-c", program]))
     assert (row["exit"], row.get("problem")) == (code, problem)
     assert row["result"] == ({"a": 1} if code == 0 else None)
+
+
+def test_an_op_table_that_ran_out_of_time_keeps_its_cases(stages: ModuleType) -> None:
+    lines = [["norm 1", "", True], ["norm 2", "too far", False], ["linear 1", "", False]]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '["linear 2", "'
+    program = f"import time; open({str(stages.checked_cases())!r}, 'w').write({text!r}); time.sleep(600)"
+    for name, counts in (("table", {"checked": 3, "failed": 1, "same_bits": 1}), ("model", None)):
+        row = stages.run_stage(stages.Stage(name, 2, 2, lambda seconds: [sys.executable, "-c", program]))
+        result = row["result"] and {key: row["result"][key] for key in counts or ()}
+        assert row["exit"] is None and result == counts
+    assert row["result"] is None
+
+
+def test_cases_are_noted_by_several_processes(
+    op_table: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    device_index("lavapipe")
+    seen = tmp_path / "cases.txt"
+    arguments = ["--gpu", "llvmpipe", "--seconds", "0.01", "--jobs", "2", "--seen", str(seen)]
+    assert op_table.main(arguments) == 0
+    report = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert len(op_table.read_seen(seen)) == report["checked"] > 0
 
 
 def test_the_limits_of_a_group_fit_a_call_of_ten_minutes(stages: ModuleType) -> None:

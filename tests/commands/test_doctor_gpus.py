@@ -14,7 +14,7 @@ from support.made_up_gpus import made_up
 from hotcold.commands import cli
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUError, LinkSpeed
-from hotcold.placement.measuring import GPUSpeed
+from hotcold.placement.gpu_measuring import GPUSpeed
 from hotcold.runtime.machine import measured_hardware
 from hotcold.tasks import doctor
 
@@ -31,7 +31,17 @@ LINK = LinkSpeed(
     handshake_submit_s=50e-6,
     handshake_spin_s=12e-6,
 )
-SPEED = GPUSpeed(stream_gb_s=700.0, rows_gb_s=650.0, layer_s=40e-6, link=LINK)
+KERNELS_GB_S = {
+    "matrix Q4_0": 700.0, "matrix F16": 600.0, "stream Q4_0": 690.0, "stream F16": 590.0, "rows Q4_0": 660.0,
+    "rows F16": 560.0, "down Q4_0": 400.0, "down F16": 300.0, "attention": 250.0,
+}  # fmt: skip
+LAYERS_S = {
+    "dense Q4_0": 40e-6, "dense F16": 35e-6, "exact Q4_0": 38e-6, "exact F16": 34e-6, "predicted Q4_0": 55e-6,
+    "predicted F16": 50e-6, "experts Q4_0": 60e-6, "experts F16": 52e-6, "head Q4_0": 11e-6, "head F16": 9e-6,
+}  # fmt: skip
+SPEED = GPUSpeed(
+    stream_gb_s=700.0, rows_gb_s=650.0, layer_s=40e-6, kernels_gb_s=KERNELS_GB_S, layers_s=LAYERS_S, link=LINK
+)  # fmt: skip
 
 Doctor = Callable[..., tuple[dict[str, Any], str, str]]
 
@@ -86,7 +96,12 @@ def test_devices_are_listed_and_the_usual_one_is_measured(has: Machine, run: Doc
         "GPU 2       llvmpipe (LLVM 15.0.6, 256 bits)",
         "software, 8.00 GiB, shared with the processor",
         "not usable: its driver has Vulkan 1.2, and 1.3 is needed: update it",
-        "stream            700 GB/s ",
+        "matrix            700 GB/s a matrix in Q4_0; in F16 600",
+        "down              400 GB/s a tenth of its down rows; in F16 300",
+        "attention         250 GB/s keys and values",
+        "layer              40 us   kernels of a layer start and wait; in F16 35",
+        "                   55 us   if it has a predictor; in F16 50",
+        "head               11 us   kernels of the head; in F16 9",
         "handshake          50 us   there and back, by submits",
         "12 us   by a waiting shader",
     ):
@@ -96,6 +111,7 @@ def test_devices_are_listed_and_the_usual_one_is_measured(has: Machine, run: Doc
     assert (found["link_pinned_gb_s"], found["link_pageable_gb_s"]) == (18, 7)
     assert (found["handshake_s"], found["spins"], found["step_s"]) == (12e-6, True, 30e-6)
     assert found["layer_s"] == 40e-6
+    assert (found["kernels_gb_s"], found["layers_s"]) == (KERNELS_GB_S, LAYERS_S)
 
 
 def test_figures_are_kept_by_device_driver_and_version(has: Machine, run: Doctor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,31 @@ def test_shapes(name: str, hardware: str, capsys: pytest.CaptureFixture[str]) ->
     assert "nothing was measured" in report["hardware_source"] and "power law" in report["profile"]
     neurons = [part for part in report["parts"] if part["kind"] == "neurons"]
     bars = lines[lines.index("hot neurons by layer") + 1 :]
-    assert len(bars) == len(neurons)
     run = [part["layer"] for part in report["parts"] if part["kind"] == "kv" and part["gpu_bytes"]]
     assert run == list(range(run[0], run[-1] + 1))
-    for i, (bar, part) in enumerate(zip(bars, neurons, strict=True)):
-        assert bar.split()[0] == str(i) and bar.count("#") == round(60 * part["hot_share"])
-        assert bar.endswith("%" if i in run else "CPU")
+    assert max(map(len, lines)) <= 80 and len(set(bars)) == len(bars)
+    assert all(one.split(maxsplit=1)[1] != other.split(maxsplit=1)[1] for one, other in pairwise(bars))
+    for i, (bar, part) in enumerate(zip(unfolded(bars), neurons, strict=True)):
+        assert bar.count("#") == round(56 * part["hot_share"])
+        assert bar.endswith(f"{part['hot_share']:.1%}" if i in run else "CPU")
+
+
+def unfolded(bars: list[str]) -> list[str]:
+    """The line of each layer, from lines of runs of layers."""
+    found: list[str] = []
+    for bar in bars:
+        first, _, last = bar.split()[0].partition("-")
+        assert int(first) == len(found)
+        found += [bar] * (int(last or first) - int(first) + 1)
+    return found
+
+
+def test_equal_layers_take_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dense model's layers are on one device each, as a whole."""
+    lines, report = plan(capsys, "--shape llama2-13b --vram-budget 23GiB --type q4_0")
+    neurons = [part for part in report["parts"] if part["kind"] == "neurons"]
+    bars = lines[lines.index("hot neurons by layer") + 1 :]
+    assert bars == [f"{'0-39':>9} {'#' * 56}{'100.0%':>8}"] and len(neurons) == 40
 
 
 def test_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +91,8 @@ def test_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         parts = [part for part in report["parts"] if part["gpu"] == i]
         assert sum(part["gpu_bytes"] for part in parts) == gpu["gpu_bytes"] <= gpu["budget_bytes"]
         assert gpu["layers"] == [part["layer"] for part in parts if part["kind"] == "kv"] != []
-        assert sum(line.endswith(f"GPU {i}") for line in lines) == len(gpu["layers"])
+        bars = unfolded(lines[lines.index("hot neurons by layer") + 1 :])
+        assert [layer for layer, bar in enumerate(bars) if bar.endswith(f"GPU {i}")] == gpu["layers"]
     assert "budget      6GiB,3GiB" in lines
     assert " " * 12 + "       GPU 0       GPU 1         CPU" in lines
     one = plan(capsys, "--shape opt-30b --hardware rtx4090-i9 --vram-budget 6GiB")[1]

@@ -109,3 +109,24 @@ def test_too_few_hot_neurons_are_not_worth_a_handshake() -> None:
         machine = replace(hardware, handshake_s=handshake_s)
         placement = paper_placement(sizes, Profile(firing, "by hand"), machine, budget)
         assert [int(mask.sum()) for mask in placement.hot] == counts
+
+
+def test_kernels_and_layers_that_were_measured() -> None:
+    """Each part at the rate of its kernel, and between two types' rates by its share of float types."""
+    kernels = {"matrix Q4_0": 100.0, "matrix F16": 50.0, "stream Q4_0": 80.0, "rows Q4_0": 40.0}
+    kernels |= {"down Q4_0": 20.0, "attention": 10.0}
+    layers = {"exact Q4_0": 3e-6, "exact F16": 5e-6, "head F16": 7e-6}
+    hardware = replace(HARDWARE, kernels_gb_s=kernels, layers_s=layers)
+    sizes = replace(SIZES, down_share=0.25, floats={"head": 1.0, "attention": 0.5})
+    gpu = Costs.expected(sizes, PROFILE, hardware).gpus[0]
+    read = SIZES.attention * (0.5 / 100 + 0.5 / 50) + SIZES.predictor / 100 + SIZES.kv / 10
+    assert gpu.dense == pytest.approx(read * 1e-9 + 4e-6)
+    assert gpu.head == pytest.approx(5e-3 / 50 + 7e-6)
+    for neurons, nbytes, firing in zip(gpu.neurons, (3000, 6000), PROFILE.firing, strict=True):
+        gates, ups = 0.25 * 0.5 / 80, 0.5 * np.minimum(firing / 40, 1 / 80)
+        downs = 0.25 * np.minimum(firing / 20, 2 / 80)
+        assert neurons == pytest.approx(nbytes * 1e-9 * (gates + ups + downs))
+    missing = replace(hardware, kernels_gb_s={}, layers_s={}, layer_s=2e-6)
+    gpu = Costs.expected(sizes, PROFILE, missing).gpus[0]
+    assert gpu.dense == pytest.approx((SIZES.attention + SIZES.predictor + SIZES.kv) * 1e-11 + 2e-6)
+    assert gpu.head == pytest.approx(5e-3 / 100)

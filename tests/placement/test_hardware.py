@@ -57,6 +57,9 @@ def test_without_a_gpu_its_figures_are_0(tmp_path: Path) -> None:
         ({"vram_bytes": False}, "vram_bytes is False"), ({"vram_bytes": None}, "vram_bytes is None"),
         ({"spins": 1}, "spins is 1: true or false"), ({"step_s": -1}, "step_s is -1: a number of 0 or more"),
         ({"cpu_gather_gb_s": [[1, 0]]}, "list of pairs"), ({"cpu_gather_gb_s": [[1, [2]]]}, "list of pairs"),
+        ({"kernels_gb_s": {"rows": 1}}, "numbers above 0 of matrix Q4_0, matrix F16"),
+        ({"kernels_gb_s": {"rows F16": 0}}, "kernels_gb_s is"), ({"layers_s": []}, "layers_s is"),
+        ({"layers_s": {"dense": 1}}, "of dense Q4_0, dense F16"),
     ],
 )  # fmt: skip
 def test_a_description_that_makes_no_sense(change: dict[str, Any], message: str, tmp_path: Path) -> None:

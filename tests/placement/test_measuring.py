@@ -119,18 +119,5 @@ def test_the_fastest_number_of_streams_is_reported(monkeypatch: pytest.MonkeyPat
 
 def test_masks_of_one_word() -> None:
     """Fewer neurons than tenths have bits left over still are each read once."""
-    bits = unpack_mask(measuring._tenths(64, np.random.default_rng(0)), 64)
+    bits = unpack_mask(measuring.tenth_masks(64, np.random.default_rng(0)), 64)
     assert (bits.sum(axis=0) == 1).all() and bits.sum(axis=1).tolist() == [7, 7, 7, 7, 6, 6, 6, 6, 6, 6]
-
-
-def test_a_pass_reads_all_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole, or a tenth at a time. The clock ticks once a run, so GB/s are bytes of runs."""
-    monkeypatch.setattr(measuring, "_MOST_NEURONS", 256)
-    clock = iter(range(1000))
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: float(next(clock)))
-    backend = CPUBackend(1)
-    probe = NeuronProbe(backend, ProbePlan.from_sizes("Q4_0", 64, MIB // 4))
-    assert len(probe.plan.widths) > 2
-    for dense in (True, False):
-        speeds = probe.measure_passes(3, backend, dense=dense)
-        assert speeds == pytest.approx([probe.plan.nbytes / 1e9] * measuring.RUNS)

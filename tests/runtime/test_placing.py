@@ -154,7 +154,14 @@ def test_a_software_driver_has_to_be_named(has: Machine) -> None:
     with pytest.raises(GPUError, match=r"only software drivers found, 2 \(software\): name one to use it"):
         load(vram_budget=6 << 20)
     has.measured["software"] = slow = replace(find_hardware("rtx4060"), gpu_stream_gb_s=1e-3)
-    assert load(gpu="soft", vram_budget=6 << 20).gpus, slow  # it stands for a card
+    model = load(gpu="soft", vram_budget=6 << 20)
+    assert model.gpus, slow  # it stands for a card
+    note = (
+        "GPU 2 (software) is a software driver, which computes on the CPU: expect it to be many times slower"
+    )
+    assert [each for each in model.notes if each.startswith(note)] == [f"{note} than `gpu=off`"]
+    has.devices = [CARD]
+    assert not any("software driver" in note for note in load(gpu="made-up", vram_budget=6 << 20).notes)
 
 
 def test_an_integrated_gpu_is_used_where_it_was_measured_to_be_faster(has: Machine) -> None:

@@ -86,7 +86,7 @@ def slice_of(model: str) -> Callable[[float], list[str]]:
 
 def op_table(seconds: float) -> list[str]:
     command = python(HERE.parent / "op_table.py", "--gpu", chosen_gpu(), "--seconds", 0.7 * seconds)
-    command += ["--jobs", str(JOBS)]
+    command += ["--jobs", str(JOBS), "--seen", str(checked_cases())]
     if (DAY / "expected.npz").exists():
         command += ["--expected", str(DAY / "expected.npz")]
     return command
@@ -117,6 +117,11 @@ STAGES = {
         Stage("validated", 60, 90, own("validated")),
     )
 }
+
+
+def checked_cases() -> Path:
+    """The file with a line for each case that the op table has checked."""
+    return WORK / "cases.txt"
 
 
 def hardware() -> Path:
@@ -155,12 +160,23 @@ def run_stage(stage: Stage) -> Row:
         whole.write(f"=== {stage.name}\n{printed}\n")
     row: Row = {"stage": stage.name, "seconds": round(time.monotonic() - start, 1), "exit": code}
     row["result"] = parsed(report.read_text()) if report.exists() else last_object(printed)
+    if stage.name == "table" and code is None and checked_cases().exists():
+        row["result"] = cases_so_far()
     if code != 0:
         lines = [line for line in printed.strip().splitlines() if not line.startswith("{")]
         row["problem"] = (
             f"{'ran out of time' if code is None else f'exit {code}'}: {(lines or ['no output'])[-1]}"
         )
     return row
+
+
+def cases_so_far() -> Row:
+    """Returns the counts of an op table that was ended before its report."""
+    lines = checked_cases().read_text(encoding="utf-8").splitlines()
+    cases = [case for line in lines if (case := parsed(line))]  # the last line may be cut short
+    failed = [[case, problem] for case, problem, _ in cases if problem]
+    same_bits = sum(same for *_, same in cases)
+    return {"checked": len(cases), "failed": len(failed), "same_bits": same_bits, "failures": failed[:20]}
 
 
 def last_object(printed: str) -> Any:
@@ -190,7 +206,8 @@ def table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
         result = row["result"] or {}
         measured = [line_of(each) for each in result.get("rows", []) if not each.get("provisional")]
         if row["stage"] == "table" and "checked" in result:
-            measured = [f"{name}: {result[name]}" for name in ("checked", "failed", "same_bits", "left_out")]
+            counts = ("checked", "failed", "same_bits", "left_out")
+            measured = [f"{name}: {result[name]}" for name in counts if name in result]
         details += [f"  {row['stage']}: {line}"[:100] for line in measured]
     left = TABLE_LINES - len(lines) - 1
     rest = [f"  and {len(details) - left} more in day.json"] if len(details) > left else []

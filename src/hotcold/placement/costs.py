@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.placement.hardware import Hardware
+from hotcold.placement.hardware import ATTENTION, HEAD, Hardware
 from hotcold.placement.placement import Placement
 from hotcold.placement.profiles import Profile
 from hotcold.placement.sizes import Sizes
@@ -50,34 +50,18 @@ class Costs:
         """Returns the expected costs. A neuron is read when it is active, or always if streaming is faster
         than gathering rows; with counted routing, whenever its expert is chosen. ``machines``: one for each
         GPU; the first one also describes the CPU."""
-        cpu_stream = machines[0].cpu_stream_gb_s
-
-        def neurons(layer: int, stream: float, rows: float) -> Array:
-            routed = profile.routed(sizes, layer)
-            most = 1 / stream if profile.routing is None else routed / stream
-            sometimes = np.minimum(profile.firing[layer] / rows, most) * (1 - sizes.always_read)
-            always = sizes.always_read * routed / stream
-            return np.asarray(sizes.neuron_bytes[layer] / 1e9 * (sometimes + always))
-
-        layers = range(len(sizes.neurons))
+        cpu_stream = 1e-9 / machines[0].cpu_stream_gb_s
         # Up and down rows are contiguous; a layer may have none.
-        gather = [machines[0].gather_gb_s(max(n, 1) / 2) for n in sizes.neuron_bytes]
+        gather = [1e-9 / machines[0].gather_gb_s(max(n, 1) / 2) for n in sizes.neuron_bytes]
         return cls(
             cpu=SideCosts(
-                neurons=[neurons(i, cpu_stream, gather[i]) for i in layers],
-                dense=sizes.dense / cpu_stream / 1e9,
-                head=sizes.head / cpu_stream / 1e9,
+                neurons=[
+                    _neurons(sizes, profile, i, cpu_stream, rows, rows) for i, rows in enumerate(gather)
+                ],
+                dense=sizes.dense * cpu_stream,
+                head=sizes.head * cpu_stream,
             ),
-            gpus=[
-                GPUCosts(
-                    neurons=[neurons(i, machine.gpu_stream_gb_s, machine.gpu_rows_gb_s) for i in layers],
-                    dense=sizes.dense / machine.gpu_stream_gb_s / 1e9 + machine.layer_s,
-                    head=sizes.head / machine.gpu_stream_gb_s / 1e9,
-                    handshake=machine.handshake_s + 8 * sizes.dim / (machine.link_pinned_gb_s * 1e9),
-                    step=machine.step_s,
-                )
-                for machine in machines
-            ],
+            gpus=[_gpu_costs(sizes, profile, each) for each in machines],
         )
 
     def token(self, placement: Placement) -> float:
@@ -94,3 +78,37 @@ class Costs:
         visits = [self.gpus[gpu] for gpu, _ in groupby((*placement.where, placement.head)) if gpu is not None]
         steps = sum(self.gpus[gpu].step for gpu in placement.gpus)
         return float(total + sum(gpu.handshake for gpu in visits) + steps)
+
+
+def _neurons(sizes: Sizes, profile: Profile, layer: int, stream: float, rows: float, down: float) -> Array:
+    """Returns the seconds of a layer's neurons ``[N]``. Seconds per byte: ``stream`` of all rows, ``rows`` of
+    active neurons' gate and up rows, ``down`` of their down rows."""
+    routed = profile.routed(sizes, layer)
+    most = stream if profile.routing is None else routed * stream
+    of_down = min(sizes.down_share, 1 - sizes.always_read)
+    of_rows = 1 - sizes.always_read - of_down
+    sometimes = np.minimum(profile.firing[layer] * rows, most) * (of_rows + of_down * down / rows)
+    return np.asarray(sizes.neuron_bytes[layer] * (sometimes + sizes.always_read * routed * stream))
+
+
+def _gpu_costs(sizes: Sizes, profile: Profile, hardware: Hardware) -> GPUCosts:
+    def seconds(kernel: str, part: str) -> float:
+        """Returns seconds per byte of a part of the model."""
+        return 1e-9 * hardware.gpu_s_per_gb(kernel, sizes.floats.get(part, 0.0))
+
+    def overhead(kind: str, part: str) -> float:
+        return hardware.gpu_layer_s(kind, sizes.floats.get(part, 0.0))
+
+    layers = range(len(sizes.neurons))
+    kernels = seconds("stream", "rows"), seconds("rows", "rows"), seconds("down", "down")
+    read = sizes.attention * seconds("matrix", "attention") + sizes.predictor * seconds("matrix", "predictor")
+    read = read + sizes.kv * seconds(ATTENTION, "kv")
+    if sizes.state is not None:
+        read = read + 2 * sizes.state * seconds("stream", "rows")
+    return GPUCosts(
+        neurons=[_neurons(sizes, profile, i, *kernels) for i in layers],
+        dense=read + np.array([overhead(sizes.kind_of(i), "attention") for i in layers]),
+        head=sizes.head * seconds("matrix", "head") + overhead(HEAD, "head"),
+        handshake=hardware.handshake_s + 8 * sizes.dim / (hardware.link_pinned_gb_s * 1e9),
+        step=hardware.step_s,
+    )

@@ -1,7 +1,8 @@
 """Description of a machine's memory speeds: measured (``measuring.py``), or a preset from published data."""
 
 import json
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ from hotcold.values import shown
 DEFAULT = "rtx4090-i9"  #: the preset of plans, if none is given
 PRESETS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("machines.json").read_bytes())
 
+#: Kernels of a GPU whose bandwidth is measured: products with a matrix, gate and up rows of all neurons,
+#: such rows of active neurons, and down rows of active neurons; then keys and values.
+KERNELS = ("matrix", "stream", "rows", "down")
+KERNEL_TYPES = ("Q4_0", "F16")  #: measured types; they stand for all quantised and all float types
+ATTENTION = "attention"
+#: Kinds of a layer on a GPU, by its FFN: all neurons, active gates, predicted neurons, experts.
+LAYER_KINDS = ("dense", "exact", "predicted", "experts")
+HEAD = "head"
+
+_LAYER_KEYS = tuple(f"{kind} {type}" for kind in (*LAYER_KINDS, HEAD) for type in KERNEL_TYPES)
+_KERNEL_KEYS = (*(f"{kernel} {type}" for kernel in KERNELS for type in KERNEL_TYPES), ATTENTION)
 _OF_THE_GPU = ("gpu_stream_gb_s", "gpu_rows_gb_s", "link_pinned_gb_s", "link_pageable_gb_s", "handshake_s")
 
 
@@ -36,6 +48,12 @@ class Hardware:
     spins: bool = False  #: the faster handshake: True: bounded wait in a shader; False: submit on answer
     step_s: float = 0.0  #: overhead of a step on the GPU: submission and waiting
     layer_s: float = 0.0  #: overhead of a layer on the GPU: start and end of its kernels
+    #: measured bandwidths by kernel and type: keys such as "rows F16"; a missing one is ``gpu_rows_gb_s`` for
+    #: rows and down, else ``gpu_stream_gb_s``
+    kernels_gb_s: Mapping[str, float] = field(default_factory=dict)
+    #: measured overheads by kind and type: keys such as "dense F16"; a missing one is ``layer_s``, or 0 for
+    #: the head
+    layers_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
@@ -50,6 +68,8 @@ class Hardware:
             self._check(name, _zero(value) or _positive(value), "a number of 0 or more")
         pairs = _positive_pairs(self.cpu_gather_gb_s)
         self._check("cpu_gather_gb_s", pairs, "a list of pairs of numbers above 0")
+        for name, keys in (("kernels_gb_s", _KERNEL_KEYS), ("layers_s", _LAYER_KEYS)):
+            self._check(name, _figures(getattr(self, name), keys), f"numbers above 0 of {', '.join(keys)}")
         for name in _OF_THE_GPU:
             if vram == 0:
                 self._check(name, _zero(getattr(self, name)), "0, without a GPU (vram_bytes),")
@@ -65,6 +85,20 @@ class Hardware:
         lengths, speeds = np.array(sorted(self.cpu_gather_gb_s)).T
         return float(np.interp(np.log(nbytes), np.log(lengths), speeds))
 
+    def gpu_s_per_gb(self, kernel: str, floats: float = 0.0) -> float:
+        """Returns a GPU's seconds per 1e9 bytes in a kernel. ``floats``: the share of bytes in float
+        types."""
+        default = self.gpu_rows_gb_s if kernel in ("rows", "down") else self.gpu_stream_gb_s
+        keys = [kernel] * 2 if kernel == ATTENTION else [f"{kernel} {type}" for type in KERNEL_TYPES]
+        quantised, unquantised = (self.kernels_gb_s.get(key, default) for key in keys)
+        return (1 - floats) / quantised + floats / unquantised
+
+    def gpu_layer_s(self, kind: str, floats: float = 0.0) -> float:
+        """Returns the overhead on a GPU of a layer, one of :data:`LAYER_KINDS`, or of the head."""
+        default = 0.0 if kind == HEAD else self.layer_s
+        quantised, unquantised = (self.layers_s.get(f"{kind} {type}", default) for type in KERNEL_TYPES)
+        return (1 - floats) * quantised + floats * unquantised
+
 
 def _zero(value: object) -> bool:
     return type(value) in (int, float) and value == 0
@@ -72,6 +106,11 @@ def _zero(value: object) -> bool:
 
 def _positive(value: object) -> bool:
     return type(value) in (int, float) and 0 < value < 1e18  # type: ignore[operator]
+
+
+def _figures(value: object, keys: Sequence[str]) -> bool:
+    """Returns True for a JSON object with some of these keys, and numbers above 0."""
+    return isinstance(value, dict) and value.keys() <= set(keys) and all(map(_positive, value.values()))
 
 
 def _positive_pairs(value: object) -> bool:
@@ -86,8 +125,8 @@ def find_hardware(name: str) -> Hardware:
     try:
         file = None if name in PRESETS else RegularFile(Path(name))
         data = json.loads(file.read(0, min(file.size, 1 << 20))) if file else PRESETS[name]
-        names = [field.name for field in fields(Hardware) if field.default is MISSING]
-        optional = [field.name for field in fields(Hardware) if field.default is not MISSING]
+        required = {each.name: each.default is each.default_factory is MISSING for each in fields(Hardware)}
+        names, optional = ([name for name in required if required[name] is kind] for kind in (True, False))
         if not isinstance(data, dict) or data.keys() - set(optional) != set(names):
             got = f"an object with exactly {', '.join(names)} is needed"
             raise UserError(f"{got}; {', '.join(optional)} may be added")

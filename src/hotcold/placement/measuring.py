@@ -1,7 +1,5 @@
-"""Measured memory bandwidth of decoding, on the CPU and a GPU: streams, and neuron rows that a mask
-selects."""
+"""Measured memory bandwidth of decoding on the CPU: streams, and neuron rows that a mask selects."""
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,18 +13,16 @@ from hotcold.formats.blocks import BlockType, Tensor, block_type
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import (
     FFN_COUNTS,
+    PAGE,
     Backend,
     Batch,
     BatchLimits,
-    Buffer,
     FFNCall,
     FFNStats,
     FFNTensors,
     FFNWeights,
     Masks,
 )
-from hotcold.kernels.gpu import GPU, LinkSpeed
-from hotcold.kernels.gpus import open_gpu
 from hotcold.kernels.numpy_ffn import pack_mask
 from hotcold.kernels.processor import STREAMS
 
@@ -42,8 +38,6 @@ _CACHE_MULTIPLE = 4  # data are read again only after this multiple of the cache
 _MEMORY_SHARE = 4  # a buffer takes at most this part of the available memory: filling it takes twice its size
 _MOST_NEURONS = 1 << 16  # limit per layer: the widest models have about as many, and a backend has a limit
 _WORD = 64  # neurons in one word of a mask
-_OF_A_LAYER = 3  # a layer has about this multiple of an FFN's kernels
-_LINK_BYTES = 64 << 20  # bytes per copy
 _TURNS = 10  # a pass reads one neuron in ten
 
 
@@ -104,14 +98,14 @@ class NeuronProbe:
         self.plan = plan
         random = np.random.default_rng(0)
         self._layers = [_layer(backend, plan, width) for width in plan.widths]
-        self._masks = [_tenths(width, random) for width in plan.widths]
+        self._masks = [tenth_masks(width, random) for width in plan.widths]
         self._x, self._out = (backend.zeros((1, plan.dim)) for _ in range(2))
         self._calls = 0
 
     def measure(self, seconds: float, backend: Backend, *, dense: bool) -> float:
         """Returns GB/s (10^9 bytes) on the threads of ``backend``, from calls during ``seconds``."""
         stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
-        batch = _one_row()
+        batch = one_row()
         start = time.perf_counter()
         elapsed = 0.0
         while elapsed <= seconds:
@@ -122,27 +116,7 @@ class NeuronProbe:
             elapsed = time.perf_counter() - start
         return self._bytes_read(backend, stats) / elapsed / 1e9
 
-    def measure_passes(self, seconds: float, backend: Backend, *, dense: bool) -> list[float]:
-        """Returns the GB/s of :data:`RUNS` runs, each pass over all layers recorded as one program: for
-        devices with slow calls."""
-        stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
-        batch = _one_row()
-        layers = range(len(self._layers))
-        masks: list[tuple[int, Buffer | None]] = [(layer, None) for layer in layers]
-        if not dense:
-            turns = [(layer, turn) for turn in range(_TURNS) for layer in layers]
-            masks = [(layer, _uploaded(backend, self._masks[layer][turn][None])) for layer, turn in turns]
-
-        def read_all() -> None:
-            for layer, mask in masks:
-                self._read(backend, layer, batch, stats, mask)
-
-        program = backend.record(read_all)
-        program.run()  # the first time takes longer
-        read = self._bytes_read(backend, stats)
-        return [read / mean_time(program.run, seconds / RUNS) / 1e9 for _ in range(RUNS)]
-
-    def _read(self, backend: Backend, layer: int, batch: Batch, stats: FFNStats, mask: Buffer | None) -> None:
+    def _read(self, backend: Backend, layer: int, batch: Batch, stats: FFNStats, mask: Masks | None) -> None:
         weights = self._layers[layer]
         skip = mask is not None
         backend.ffn(FFNCall(self._x, weights, batch, self._out, skip=skip, mask=mask, stats=stats))
@@ -161,16 +135,15 @@ def mean_time(run: Callable[[], object], seconds: float) -> float:
     return elapsed / calls
 
 
-def _one_row() -> Batch:
-    batch = Batch(BatchLimits(1, 1, 1, 1))
+def one_row(positions: int = 1) -> Batch:
+    """Makes a batch of one decode row at the last of these positions, in consecutive pages."""
+    pages = -(-positions // PAGE)
+    batch = Batch(BatchLimits(1, 1, pages, 1))
     batch.counts[:] = 1, 1, 0, 1
+    batch.positions[:] = positions - 1
+    batch.lengths[:] = positions
+    batch.pages[:] = np.arange(pages).reshape(batch.pages.shape)
     return batch
-
-
-def _uploaded(backend: Backend, mask: Masks) -> Buffer:
-    buffer = backend.zeros(mask.shape, mask.dtype)
-    backend.write(buffer, mask)
-    return buffer
 
 
 def _layer(backend: Backend, plan: ProbePlan, width: int) -> FFNWeights:
@@ -182,7 +155,7 @@ def _layer(backend: Backend, plan: ProbePlan, width: int) -> FFNWeights:
     )
 
 
-def _tenths(width: int, random: np.random.Generator) -> Masks:
+def tenth_masks(width: int, random: np.random.Generator) -> Masks:
     """Returns disjoint masks ``[10, width / 64]`` that together have all neurons."""
     turn_of = random.permutation(width) % _TURNS
     return pack_mask(turn_of == np.arange(_TURNS)[:, None])
@@ -268,30 +241,3 @@ def _bandwidth(access: _Access, backend: Backend, seconds: float) -> Bandwidth:
         most_gb_s=speeds[-1],
         streams=access.streams,
     )
-
-
-@dataclass(frozen=True)
-class GPUSpeed:
-    """Figures of a GPU: medians of :data:`RUNS` runs; GB/s are 10^9 bytes."""
-
-    stream_gb_s: float  #: reading an FFN in Q4_0 whole
-    rows_gb_s: float  #: reading a tenth of the neurons of such an FFN
-    layer_s: float  #: time of a layer with almost no work (:data:`_OF_A_LAYER`)
-    link: LinkSpeed
-
-
-def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, int], None]) -> GPUSpeed:
-    """Measures a GPU with ``nbytes`` of its memory, for ``seconds``. GPUError: the GPU is not usable."""
-    backend = open_gpu(gpu, None)
-    probe = NeuronProbe(backend, ProbePlan.from_sizes(*SHAPES[0], nbytes))
-
-    stream = statistics.median(probe.measure_passes(seconds / 2, backend, dense=True))
-    advance(1, 3)
-    rows = statistics.median(probe.measure_passes(seconds / 2, backend, dense=False))
-    advance(2, 3)
-    small = ProbePlan(block_type("Q4_0"), 256, (_WORD,) * 32)  # so small that only overhead counts
-    speeds = NeuronProbe(backend, small).measure_passes(seconds / 10, backend, dense=True)
-    ffn_s = small.nbytes / 1e9 / statistics.median(speeds) / len(small.widths)
-    link = backend.link_speed(min(nbytes, _LINK_BYTES), RUNS)
-    advance(3, 3)
-    return GPUSpeed(stream, rows, _OF_A_LAYER * ffn_s, link)

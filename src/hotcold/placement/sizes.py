@@ -6,7 +6,8 @@ both ``active`` and ``skew``; ``source`` states assumptions."""
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,6 +117,15 @@ class Sizes:
     inputs: int = 0  #: tables and matrices that add values to each layer for each token, on the CPU
     states: Ints | None = None  #: states of sequences, with copies; None if no layer keeps states
     state: Ints | None = None  #: state of one sequence, which a token reads and writes
+    down_share: float = 0.0  #: part of a neuron's bytes that is its down row
+    #: share of bytes in float types, by part: attention, predictor, rows (gate and up), down, head
+    floats: Mapping[str, float] = field(default_factory=dict)
+
+    def kind_of(self, layer: int) -> str:
+        """Returns the kind of a layer's FFN on a GPU, one of ``LAYER_KINDS`` in hardware.py."""
+        if self.experts_of(layer) > 1:
+            return "experts"
+        return {0.0: "predicted", 1.0: "dense"}.get(self.always_read, "exact")
 
     def experts_of(self, layer: int) -> int:
         """Returns the experts of a layer; 1 if it has none."""
@@ -168,6 +178,8 @@ def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Size
         buffers=_published_buffer_bytes(shape),
         gpu_step=lambda hot, head: _published_buffer_bytes(shape),
         experts=shape.experts,
+        down_share=1 / (2 + shape.gated),
+        floats=dict.fromkeys(("attention", "predictor", "rows", "down", "head"), float(type.weights == 1)),
     )
 
 
@@ -199,6 +211,7 @@ def sizes_of_file(
         for name, info in file.tensors.items()
         if name not in powerinfer and not is_drafting(name, config)
     }
+    floats = {name for name, info in file.tensors.items() if info.type.weights == 1}
     always_read, rank = 1.0, 0
     if config.whole is None:
         always_read = 1 / (2 + config.gated)  # gates, or ups of models without gates
@@ -206,10 +219,11 @@ def sizes_of_file(
             with open_gguf(predictors) as sidecar:
                 check_predictors(sidecar, config, fingerprint)
                 tensors |= {name: info.nbytes for name, info in sidecar.tensors.items()}
+                floats |= {name for name, info in sidecar.tensors.items() if info.type.weights == 1}
                 rank = max(info.shape[0] for name, info in sidecar.tensors.items() if _FIRST.search(name))
             always_read = 0.0
     dense = bool(config.normed) or (config.experts is not None and config.experts.beside)
-    layers = _LayerBytes.from_tensors(tensors, config.layers, beside=dense)
+    layers = _LayerBytes.from_tensors(tensors, floats, config.layers, beside=dense)
     made = [
         nbytes + mixer.made_bytes(f"blk.{i}.", file.tensors)
         for i, (nbytes, mixer) in enumerate(zip(config.made_bytes, config.mixers, strict=True))
@@ -243,6 +257,8 @@ def sizes_of_file(
         shared={i: each.pages_of for i, each in enumerate(config.mixers) if each.pages_of is not None},
         states=None if state is None else sessions * slots * state,
         state=state,
+        down_share=layers.down_share,
+        floats=layers.floats,
     )
 
 
@@ -254,25 +270,39 @@ class _LayerBytes:
     predictor: Ints
     ffn: Ints
     outside: int  #: bytes outside layers
+    down_share: float  #: as in :class:`Sizes`, like ``floats``
+    floats: Mapping[str, float]
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, int], layers: int, *, beside: bool = False) -> "_LayerBytes":
-        """Adds up ``tensors``, bytes by name. ``beside``: an ordinary FFN counts as attention."""
-        attention, predictor, ffn = np.zeros((3, layers), np.int64)
-        outside = 0
+    def from_tensors(
+        cls, tensors: Mapping[str, int], floats: Container[str], layers: int, *, beside: bool = False
+    ) -> "_LayerBytes":
+        """Adds up ``tensors``, bytes by name. ``floats``: names of the tensors of float types. ``beside``: an
+        ordinary FFN counts as attention."""
+        parts = {part: np.zeros(layers, np.int64) for part in ("attention", "predictor", "rows", "down")}
+        outside, of_floats = 0, Counter[str]()
         for name, nbytes in tensors.items():
             match = re.match(r"blk\.(\d+)\.", name)
             if match is None:
                 outside += nbytes
                 continue
-            layer, part = int(match[1]), name[match.end() :]
-            if _FFN_TENSOR.match(part) and not (beside and _ORDINARY.match(part)):
-                ffn[layer] += nbytes
-            elif _PREDICTOR_TENSOR.match(part):
-                predictor[layer] += nbytes
-            else:
-                attention[layer] += nbytes
-        return cls(attention, predictor, ffn, outside)
+            part = _part_of(name[match.end() :], beside=beside)
+            parts[part][int(match[1])] += nbytes
+            of_floats[part] += nbytes * (name in floats)
+        total = {part: int(nbytes.sum()) for part, nbytes in parts.items()}
+        shares = {part: of_floats[part] / max(1, nbytes) for part, nbytes in total.items()}
+        head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+        ffn = parts["rows"] + parts["down"]
+        down_share = total["down"] / max(1, total["rows"] + total["down"])
+        shares["head"] = float(head in floats)
+        return cls(parts["attention"], parts["predictor"], ffn, outside, down_share, shares)
+
+
+def _part_of(name: str, *, beside: bool) -> str:
+    """Returns the part of a layer that has a tensor: attention, predictor, rows (gate and up) or down."""
+    if _FFN_TENSOR.match(name) and not (beside and _ORDINARY.match(name)):
+        return "down" if name.startswith(("ffn_down", "channel_mix_value")) else "rows"
+    return "predictor" if _PREDICTOR_TENSOR.match(name) else "attention"
 
 
 def _ffn_types(file: GGUFFile, *, beside: bool) -> tuple[BlockType, BlockType, BlockType]:

@@ -338,6 +338,11 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
     on_gpus = tuple(_on(i, gpus[i], rated, budgets[i], spin=spins[i]) for i in used)
     idle = [gpu for i, gpu in enumerate(gpus) if i not in used]
     notes = (f"GPU {titles(idle)} is not used: that is expected to be faster",) if idle else ()
+    software = [gpu for gpu in gpus if gpu.kind == "software"]
+    if software:
+        slow = f"expect it to be many times slower than `gpu={OFF}`"
+        what = f"GPU {titles(software)} is a software driver, which computes on the CPU"
+        notes = (*notes, f"{what}: {slow}")
     notes = (*map(str, on_gpus), *notes, *rated.notes)
     return Decision(notes, rated.placement, on_gpus, asked, model.plan.slots)
 

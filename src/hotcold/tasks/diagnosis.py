@@ -11,7 +11,7 @@ from hotcold.extras import EXTRAS, command
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.processor import STREAMS
 from hotcold.placement.disk_speed import DiskSpeed
-from hotcold.placement.hardware import Hardware
+from hotcold.placement.hardware import ATTENTION, KERNEL_TYPES, Hardware
 from hotcold.placement.measuring import RUNS
 from hotcold.values import printable, size
 
@@ -160,16 +160,38 @@ def _list(devices: Sequence[GPU], chosen: GPU | None) -> list[str]:
     return lines
 
 
+#: Meaning of each of ``KERNELS`` in hardware.py; titles and meanings of its kinds of layers, and of the head.
+_KERNELS = {
+    "matrix": "a matrix in Q4_0",
+    "stream": "all gate and up rows of an FFN",
+    "rows": "a tenth of these rows",
+    "down": "a tenth of its down rows",
+}
+_LAYERS = {
+    "dense": ("layer", "kernels of a layer start and wait"),
+    "exact": ("", "if it leaves out inactive neurons"),
+    "predicted": ("", "if it has a predictor"),
+    "experts": ("", "if it has experts"),
+    "head": ("head", "kernels of the head"),
+}
+
+
+def _both(kind: str, figures: dict[str, float], what: str, factor: float = 1.0) -> tuple[float, str]:
+    """Returns a figure in the first of :data:`KERNEL_TYPES`, and its meaning with the figures in others."""
+    first, *others = (factor * figures[key] for type in KERNEL_TYPES if (key := f"{kind} {type}") in figures)
+    return first, "; in F16 ".join([what, *map(_digits, others)])
+
+
 def _gpu_figures(of_gpu: dict[str, Any]) -> list[str]:
-    link = of_gpu["link"]
+    link, kernels, layers = of_gpu["link"], of_gpu["kernels_gb_s"], of_gpu["layers_s"]
     spin = link["handshake_spin_s"]
     rows = [
-        ("stream", "GB/s", of_gpu["stream_gb_s"], "an FFN of Q4_0 that is read whole"),
-        ("rows", "GB/s", of_gpu["rows_gb_s"], "an FFN with a tenth of its neurons read"),
+        *((kind, "GB/s", *_both(kind, kernels, what)) for kind, what in _KERNELS.items()),
+        ("attention", "GB/s", kernels[ATTENTION], "keys and values"),
         ("to the GPU", "GB/s", link["to_gpu_gb_s"], "from the driver's memory"),
         ("", "GB/s", link["pageable_gb_s"], "from pageable memory"),
         ("back", "GB/s", link["from_gpu_gb_s"], "to the driver's memory"),
-        ("layer", "us", 1e6 * of_gpu["layer_s"], "of the smallest model, the cost of starting kernels"),
+        *((title, "us", *_both(kind, layers, what, 1e6)) for kind, (title, what) in _LAYERS.items()),
         ("step", "us", 1e6 * link["step_s"], "to submit an empty step and wait for it"),
         ("handshake", "us", 1e6 * link["handshake_submit_s"], "there and back, by submits"),
     ]

@@ -22,16 +22,9 @@ from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
 from hotcold.kernels.instruction_sets import default_isa, slow_build
 from hotcold.kernels.processor import fetching
 from hotcold.placement.disk_speed import DiskSpeed, large_file, measure_disk
+from hotcold.placement.gpu_measuring import GPUSpeed, measure_gpu
 from hotcold.placement.hardware import Hardware, find_hardware
-from hotcold.placement.measuring import (
-    FAILURES,
-    Bandwidth,
-    GPUSpeed,
-    buffer_bytes,
-    measure,
-    measure_gpu,
-    reason_of,
-)
+from hotcold.placement.measuring import FAILURES, Bandwidth, buffer_bytes, measure, reason_of
 from hotcold.runtime.machine import cache_path, machine_name, processor
 from hotcold.runtime.memory import available_memory
 from hotcold.runtime.options import Progress
@@ -255,6 +248,8 @@ def _hardware(
         spins=link is not None and link.spins,
         step_s=link.step_s if link else 0,
         layer_s=speed.layer_s if speed else 0,
+        kernels_gb_s=speed.kernels_gb_s if speed else {},
+        layers_s=speed.layers_s if speed else {},
         machine=machine,
     )
 

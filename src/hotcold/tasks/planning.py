@@ -3,6 +3,8 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -114,13 +116,19 @@ class Plan:
         return lines
 
     def _lines_of_neurons(self) -> list[str]:
-        lines = ["", "hot neurons by layer"]
+        """Returns a line for each run of layers that print alike."""
+        rows: list[tuple[int, str]] = []
         for part in self.parts:
             if part["kind"] == "neurons":
                 share, gpu = part["hot_share"], part["gpu"]
                 label = "CPU" if gpu is None else f"{share:.1%}"
                 device = f" GPU {gpu}" if gpu is not None and len(self.gpus) > 1 else ""
-                lines.append(f"{part['layer']:>5} {'#' * round(60 * share):<60}{label:>8}{device}")
+                rows.append((part["layer"], f"{'#' * round(56 * share):<56}{label:>8}{device}"))
+        lines = ["", "hot neurons by layer"]
+        for line, run in groupby(rows, key=itemgetter(1)):
+            layers = [layer for layer, _ in run]
+            span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
+            lines.append(f"{span:>9} {line}")
         return lines
 
 
