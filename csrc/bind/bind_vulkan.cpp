@@ -236,11 +236,18 @@ void bind_vulkan(nb::module_& m) {
     nb::class_<VulkanLink, Link>(m, "VulkanLink")
         .def_prop_ro("spin", &VulkanLink::spins)
         .def_prop_ro("counts", &VulkanLink::counts);
-    nb::class_<BoundVulkanProgram>(m, "VulkanProgram").def("run", [](BoundVulkanProgram& self) {
-        const CheckInterrupt check = check_signals();
-        nb::gil_scoped_release release;
-        self.program->run(check);
-    });
+    nb::class_<StepCounts>(m, "VulkanStepCounts")
+        .def_ro("dispatches", &StepCounts::dispatches)
+        .def_ro("barriers", &StepCounts::barriers)
+        .def_ro("submits", &StepCounts::submits);
+    nb::class_<BoundVulkanProgram>(m, "VulkanProgram")
+        .def("run",
+             [](BoundVulkanProgram& self) {
+                 const CheckInterrupt check = check_signals();
+                 nb::gil_scoped_release release;
+                 self.program->run(check);
+             })
+        .def_prop_ro("counts", [](BoundVulkanProgram& self) { return self.program->counts(); });
     nb::class_<BoundRecorder>(m, "VulkanRecorder")
         .def("batch", &bind_batch, "memory"_a, "batch"_a, "rows"_a, "bounds"_a,
              nb::sig("def batch(self, memory: VulkanMemory, batch: hotcold.kernels.backend.Batch, rows: int, "

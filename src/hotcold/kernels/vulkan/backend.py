@@ -349,6 +349,11 @@ class _Program:
     def __init__(self, native: _native.VulkanProgram, statuses: list[Status], kept: list[object]) -> None:
         self._native, self._statuses, self._kept = native, statuses, kept
 
+    @property
+    def counts(self) -> _native.VulkanStepCounts:
+        """Dispatches, barriers and submits of a step."""
+        return self._native.counts
+
     def run(self) -> None:
         """Copies the batch to the device, submits, and waits, in one native call."""
         self._native.run()

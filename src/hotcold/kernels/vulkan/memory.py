@@ -51,6 +51,11 @@ class DeviceBuffer:
         return math.prod(self.shape[1:])
 
     @property
+    def host(self) -> npt.NDArray[np.uint8] | None:
+        """The bytes, if the buffer is in host memory."""
+        return self.range.held.host
+
+    @property
     def row_bytes(self) -> int:
         return self.width * self.dtype.itemsize
 
