@@ -19,7 +19,7 @@ from hotcold.kernels import checks
 from hotcold.kernels.backend import DECODE_ROWS, Buffer, FFNCall, FFNStats, scale_run
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
-from hotcold.kernels.vulkan.linear import Count, gemv_lanes
+from hotcold.kernels.vulkan.linear import Count, gemv_lanes, quantise
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import shader_type
@@ -222,7 +222,7 @@ class _Op:
         if any(type.weights > 1 for type in (shape.gate, shape.up)):
             used = aligned(4 * _code_words(recording.rows, shape.dim))
             codes = scratch.part(0, used)
-            quantise(recording, self.x, codes, recording.rows, shape.dim, Count.TOKENS)
+            quantise(recording, self.x, codes, shape.dim, recording.rows, Count.TOKENS)
         rest = scratch.part(used, nbytes - used)
         for pass_rows in _passes(shape, recording.rows, recording.decode, self.w.together):
             places, at = {}, 0
@@ -347,7 +347,7 @@ class _Series:
         rows, shape = self.rows, self.op.w.shape
         if shape.down.weights > 1:
             values, codes = self.scratch["values"], self.scratch["codes"]
-            quantise(self.op.recording, values, codes, rows.choices, shape.most, Count.ALL)
+            quantise(self.op.recording, values, codes, shape.most, rows.choices, Count.ALL)
 
     def _operands(self, stage: int) -> tuple[BlockType, Range, int, Range, int]:
         """Returns a stage's operands: its weights' type, the input and the number of its rows, the output
@@ -466,8 +466,3 @@ class _Series:
         tile_list = tiles or (self.scratch["tiles"] if several else op.w.table)
         shared = [int(several), 1 if shader == "ffn_sum" else rows.tile, *map(int, constants)]
         op.recording.run(shader, [op.w.table, tile_list, *ranges], push, groups, shared)
-
-
-def quantise(recording: Recording, x: Range, codes: Range, rows: int, columns: int, count: int) -> None:
-    blocks = columns // 32
-    recording.run("quantise", [x, Written(codes)], [blocks, rows, count], (-(-blocks // 32), rows, 1))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from hotcold.kernels.backend import Buffer, Chosen, IndexedBy, Matrix, Predictor
 from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import BLOCK, RowLayout, shader_type
-from hotcold.kernels.vulkan.recording import Recording, Written
+from hotcold.kernels.vulkan.recording import Dispatch, Recording, Written
 
 FEW_ROWS = 16  #: of input, in one pass of gemv.comp
 _TILE, _TILE_INPUTS = 64, 32  # outputs and rows of input of one group of gemm.comp
@@ -53,12 +54,45 @@ def dot_input(
     """Makes the input of rows ``[rows, columns]`` float32, quantised if one of the matrices needs that."""
     codes = None
     if any(matrix.quantised for matrix in matrices) and rows:
-        blocks = columns // BLOCK
+        if rows <= FEW_ROWS and _makes(recording, values, rows, count):
+            recording.keep_scratch()
         codes = recording.scratch(linear_scratch_bytes(rows, columns))
-        times = -(-rows // _MOST_GROUPS)
-        groups = -(-blocks // 32), -(-rows // times), times
-        recording.run("quantise", [values, Written(codes)], [blocks, rows, count], groups)
+        quantise(recording, values, codes, columns, rows, count)
     return Input(values, codes, columns, rows, count)
+
+
+def quantise(
+    recording: Recording, values: Range, codes: Range, columns: int, rows: int, count: Count
+) -> None:
+    """Quantises rows. If the previous dispatch makes these rows and can quantise them, it does."""
+    last = _makes(recording, values, rows, count)
+    if last is not None and not any(codes.overlaps(each) for each in last.ranges if isinstance(each, Range)):
+        ranges, constants = (*last.ranges[:-1], Written(codes)), (*last.constants[:-1], 1)
+        recording.steps[-1] = replace(last, ranges=ranges, constants=constants)
+        return
+    blocks, times = columns // BLOCK, -(-rows // _MOST_GROUPS)
+    groups = -(-blocks // 32), -(-rows // times), times
+    recording.run("quantise", [values, Written(codes)], [blocks, rows, count], groups)
+
+
+def _makes(recording: Recording, values: Range, rows: int, count: Count) -> Dispatch | None:
+    """Returns the previous dispatch if it makes these rows and can quantise them: a norm of whole rows with
+    its values in registers, or attention to whole blocks of a head."""
+    last = recording.steps[-1] if recording.steps else None
+    if not isinstance(last, Dispatch):
+        return None
+    if last.shader == "norm":
+        of, *_, held, quantised = last.constants
+        fits = last.groups == (1, rows, 1) and of == count and held > 0
+    elif last.shader == "attention_merge":
+        _, quantised = last.constants
+        first_row, _, head_dim, *_ = struct.unpack(f"<{len(last.push) // 4}I", last.push)
+        fits = first_row == 0 and last.groups[2] == rows and head_dim % 32 == 0 and count == Count.TOKENS
+    else:
+        return None
+    *_, target, _ = last.ranges
+    assert isinstance(target, Written)
+    return last if target.range.is_same(values) and fits and not quantised else None
 
 
 def product(
