@@ -123,9 +123,9 @@ class PipelineTimes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
-    def pipeline(self, spirv: bytes, ranges: int, push: int, constants: list[int]) -> Any:
+    def pipeline(self, spirv: bytes, ranges: int, push: int, constants: list[int], halves: bool) -> Any:
         start = time.perf_counter()
-        made = self._device.pipeline(spirv, ranges, push, constants)
+        made = self._device.pipeline(spirv, ranges, push, constants, halves)
         self.rows.append((time.perf_counter() - start, f"{self._names[spirv]} {constants}"))
         return made
 

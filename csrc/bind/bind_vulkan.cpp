@@ -67,12 +67,14 @@ void bind_clear(OpenDevice& self, std::shared_ptr<Memory> memory) {
 }
 
 std::shared_ptr<Pipeline> bind_pipeline(OpenDevice& self, const nb::bytes& spirv, uint32_t ranges,
-                                        uint32_t push_bytes, const std::vector<int64_t>& constants) {
+                                        uint32_t push_bytes, const std::vector<int64_t>& constants,
+                                        bool hardware_halves) {
     const std::vector<uint32_t> words = words_of(spirv);
     std::vector<uint32_t> values;
     for (int64_t constant : constants) values.push_back(uint32_t(constant));
     nb::gil_scoped_release release;
-    return std::make_shared<Pipeline>(self.device, words, ranges, push_bytes, values);
+    return std::make_shared<Pipeline>(self.device, words, ranges, push_bytes, std::move(values),
+                                      hardware_halves);
 }
 
 // A recorder with the arrays that it reads in every run.
@@ -292,7 +294,8 @@ void bind_vulkan(nb::module_& m) {
                 return self.heap->allocate(nbytes, where_of(where));
             },
             "nbytes"_a, "where"_a = "device", Release())
-        .def("pipeline", &bind_pipeline, "spirv"_a, "ranges"_a, "push_bytes"_a, "constants"_a)
+        .def("pipeline", &bind_pipeline, "spirv"_a, "ranges"_a, "push_bytes"_a, "constants"_a,
+             "hardware_halves"_a = false)
         .def(
             "link",
             [](OpenDevice& self, double timeout_seconds, bool spin, std::shared_ptr<Pipeline> post,

@@ -20,7 +20,8 @@ layout(push_constant) uniform Push { uint first_row, heads, head_dim, most_split
 #define QUANTISERS 64
 #include "quantise.glsl"
 
-const uint AT_ONCE = 64, AHEAD = 4;  // splits whose shares are shared; whose values are read before any is added
+const uint AT_ONCE = 64;  // splits whose shares are computed at a time
+const uint AHEAD = 4;     // splits whose values are read before any is added
 
 shared float largest_scores[AT_ONCE], shares[AT_ONCE], exponentials[AT_ONCE], tile[64];
 
@@ -64,7 +65,8 @@ void main() {
             float values[AHEAD];
             [[unroll]] for (uint k = 0; k < AHEAD; ++k)
                 values[k] = partials[begin + (from + min(s + k, count - 1)) * size + value];
-            [[unroll]] for (uint k = 0; k < AHEAD; ++k) {  // without branches, into which compilers move loads
+            // No branches: compilers would move loads into them.
+            [[unroll]] for (uint k = 0; k < AHEAD; ++k) {
                 precise float product = shares[s + k] * values[k];
                 precise float next_total = total + exponentials[s + k], next_sum = sum + product;
                 total = s + k < count ? next_total : total;
@@ -84,6 +86,6 @@ void main() {
     const uint four = 4 * min(own, 15), blocks = heads * head_dim / 32;
     const uint block = (head * head_dim + gl_WorkGroupID.x * 64) / 32 + own / 8;
     const bool within = own < 16 && gl_WorkGroupID.x * 64 + 32 * (own / 8) < head_dim;
-    quantise_four(vec4(tile[four], tile[four + 1], tile[four + 2], tile[four + 3]), within, row * blocks + block,
-                  gl_NumWorkGroups.z * blocks);
+    const vec4 values = vec4(tile[four], tile[four + 1], tile[four + 2], tile[four + 3]);
+    quantise_four(values, within, row * blocks + block, gl_NumWorkGroups.z * blocks);
 }

@@ -3,19 +3,25 @@
 void CHUNK_DOTS(Layout m, uint columns, uint row, uint chunk, inout float sums[T]) {
     const uint blocks = chunk_blocks(m, chunk);
     if (is_quantised(TYPE)) {
-        for (uint i = 0; i < blocks; ++i) {
-            const Place at = place_in_chunk(m, chunk, i);
-            Block w;
-            LOAD_BLOCK(w, WEIGHTS, TYPE, m, row, at)
-            const Codes codes = codes_of(TYPE, w);
-            const vec2 f = factors(TYPE, w);
-            [[unroll]] for (uint t = 0; t < T; ++t) {
-                if (t >= INPUTS) break;
-                const uint from = input_row(t) * m.blocks + at.block;
-                const uvec2 x = x_factors[4 * INPUT_ROWS * m.blocks + from];
-                const ivec2 dots = dot_halves(codes, x4[2 * from], x4[2 * from + 1]);
-                precise const float sum = sums[t] + block_dot(TYPE, w, f, dots, uintBitsToFloat(x.x), x.y);
-                sums[t] = sum;
+        for (uint first = 0; first < blocks; first += BLOCKS_AHEAD) {
+            Block w[BLOCKS_AHEAD];
+            [[unroll]] for (uint k = 0; k < BLOCKS_AHEAD; ++k) {
+                const Place at = place_in_chunk(m, chunk, min(first + k, blocks - 1));
+                LOAD_BLOCK(w[k], WEIGHTS, TYPE, m, row, at)
+            }
+            [[unroll]] for (uint k = 0; k < BLOCKS_AHEAD; ++k) {
+                const Codes codes = codes_of(TYPE, w[k]);
+                const vec2 f = factors(TYPE, w[k]);
+                [[unroll]] for (uint t = 0; t < T; ++t) {
+                    if (t >= INPUTS) break;
+                    const uint from = input_row(t) * m.blocks + w[k].number;
+                    const uvec2 x = x_factors[4 * INPUT_ROWS * m.blocks + from];
+                    const ivec2 dots = dot_halves(codes, x4[2 * from], x4[2 * from + 1]);
+                    precise const float sum =
+                        sums[t] + block_dot(TYPE, w[k], f, dots, uintBitsToFloat(x.x), x.y);
+                    // No branch: compilers would move loads into it.
+                    sums[t] = BLOCKS_AHEAD == 1 || first + k < blocks ? sum : sums[t];
+                }
             }
         }
         return;

@@ -11,6 +11,9 @@
 #define INPUTS T
 #endif
 
+// Blocks that are loaded before the first is added: one input leaves registers for two.
+const uint BLOCKS_AHEAD = T == 1 ? 2 : 1;
+
 // Adds the products of four weights, number q in the block that begins with column `first`.
 void add_quad(vec4 w, uint q, uint first, uint columns, inout float sums[T]) {
     [[unroll]] for (uint t = 0; t < T; ++t) {

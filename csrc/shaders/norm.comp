@@ -59,7 +59,10 @@ void main() {
     const uint first = gl_LocalInvocationIndex, own = gl_WorkGroupID.x % groups * width;
     begin = (row * gl_NumWorkGroups.x + gl_WorkGroupID.x) * width;
     const float n = float(width);
-    [[unroll]] for (uint k = 0; k < HELD; ++k) held[k] = first + 256 * k < width ? x[begin + first + 256 * k] : 0;
+    [[unroll]] for (uint k = 0; k < HELD; ++k) {
+        const uint i = first + 256 * k;
+        held[k] = i < width ? x[begin + i] : 0;
+    }
     precise float mean = 0.0;
     if (CENTRE == 1) {
         precise float sum = 0.0;

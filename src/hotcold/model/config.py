@@ -177,8 +177,8 @@ class Config:
 
     @property
     def state_ops(self) -> tuple[str, ...]:
-        """Ops of :class:`~hotcold.kernels.state_ops.StateOps` that the mixers use."""
-        return tuple(dict.fromkeys(op for mixer in self.mixers for op in mixer.ops))
+        """Ops that mixers and FFNs use, and that some backends lack."""
+        return tuple(dict.fromkeys(op for part in (*self.mixers, *self.normed) for op in part.ops))
 
     @property
     def branches(self) -> bool:
