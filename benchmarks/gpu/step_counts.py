@@ -65,6 +65,7 @@ KINDS = (
     Kind("llama2-7b", "F16", "off"),
     Kind("llama2-70b", "Q4_0", "exact"),
     Kind("llama2-70b", "F16", "exact"),
+    Kind("llama2-70b", "Q4_0", "exact", 0.5),
     Kind("llama2-70b", "F16", "exact", 0.5),
     Kind("llama2-70b", "F16", "predicted", 0.5),
     Kind("falcon-40b", "F16", "predicted", 0.5),

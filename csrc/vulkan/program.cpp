@@ -200,6 +200,7 @@ Program::Program(Recorder recorder)
     if (recorded_.batch_.memory)
         upload_ = recorded_.heap_->allocate(recorded_.batch_.words() * 4, Where::kUpload);
     make_sets();
+    polls_ = !recorded_.link_ && sets_.size() >= kPolledDispatches;
     record_rounds(step_);
     if (recorded_.link_ && recorded_.link_->spins() && step_.step.is_balanced()) record_whole(step_);
 }
@@ -275,8 +276,6 @@ void Program::record_rounds(Recorded& to) {
         round.submits.push_back(std::exchange(batches, {}));
         ++writer.counts.submits;
     };
-    // The last dispatch of a long step has its own batch: the host polls once the earlier batch is done.
-    const bool polled = !recorded_.link_ && sets_.size() >= kPolledDispatches;
     writer.begin();
     writer.forget_times(0, kTimes * step_.step.collects.size());
     writer.order(Barrier::kWork);  // after earlier submits
@@ -285,7 +284,7 @@ void Program::record_rounds(Recorded& to) {
     for (const Recorder::Step& step : recorded_.steps_) {
         const size_t times = kTimes * made.collects.size();
         if (const auto* d = std::get_if<Recorder::Dispatch>(&step)) {
-            if (polled && set + 1 == sets_.end()) {
+            if (polls_ && set + 1 == sets_.end()) {
                 end_batch();
                 writer.begin();
             }
@@ -398,7 +397,10 @@ void Program::run_once(const CheckInterrupt& check) {
     if (recorded_.link_) return run_linked(check);
     uint64_t value = 0;
     for (const auto& batches : step_.step.rounds.front().submits) value = device_->submit(batches);
-    device_->wait_for_last(value, check);
+    if (polls_)
+        device_->wait_for_last(value, check);
+    else
+        device_->wait(value, check);
 }
 
 void Program::run_linked(const CheckInterrupt& check) {

@@ -136,6 +136,8 @@ class Program {
     Commands commands_;
     Recorded step_;
     StepCounts counts_;
+    // The last dispatch of a long step has its own batch: the host polls once the earlier batch is done.
+    bool polls_ = false;
     std::unique_ptr<Recorded> timed_;  // once it is needed
     std::mutex mutex_;                 // of run()
     uint64_t last_ = 0;                // timeline value when an interrupted run is done, or 0

@@ -263,6 +263,19 @@ def test_kinds_of_layers(tmp_path: Path) -> None:
     assert of["tiny-nemotron-latent"].experts.latent == 16
 
 
+def test_an_op_of_an_ffn_that_gpus_lack_is_known_at_planning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reason() -> str | None:
+        with open_gguf(path) as file:
+            return unsupported(Config.from_metadata(file.metadata, file.magic, file.tensors).state_ops)
+
+    path = golden("tiny-bitnet", tmp_path).path
+    assert reason() is None
+    monkeypatch.setattr(NormedShape, "ops", ("activate",))
+    assert reason() == "GPUs do not compute RWKV yet"
+
+
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tiny-lfm2", {"lfm2.shortconv.l_cache": 9}, "l_cache is 9: a whole number from 2 to 8"),
     ("tiny-lfm2", {"lfm2.shortconv.l_cache": None}, "l_cache is missing"),

@@ -178,7 +178,8 @@ class Config:
     @property
     def state_ops(self) -> tuple[str, ...]:
         """Ops that mixers and FFNs use, and that some backends lack."""
-        return tuple(dict.fromkeys(op for part in (*self.mixers, *self.normed) for op in part.ops))
+        parts: list[MixerShape | NormedShape] = [*self.mixers, *self.normed]
+        return tuple(dict.fromkeys(op for part in parts for op in part.ops))
 
     @property
     def branches(self) -> bool:
