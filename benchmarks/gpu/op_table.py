@@ -13,7 +13,7 @@ apart, since cards may divide less exactly than the software drivers that CI use
 ``--jobs`` processes share the cases. ``--expected FILE`` takes the model's results from a file that
 ``--write-expected`` wrote; a case that the file lacks is computed.
 
-``--seen FILE`` keeps each result as a line, and a case that has one there is not run again: a software driver
+``--checked FILE`` keeps each result as a line, and a case that has one there is not run again: a software driver
 takes hours for the whole table, which need not be hours in a row.
 
 Each failure is a line; the last line of stdout is one JSON object, which also names the pipelines that took
@@ -72,7 +72,7 @@ def run(
     part: slice = slice(None),
 ) -> Row:
     """Checks the cases of ``part``."""
-    known = read_seen(results_file)
+    known = read_checked(results_file)
     failures, checked, same, not_begun = [], 0, 0, 0
     start = time.monotonic()
     for case in cases()[part]:
@@ -99,7 +99,7 @@ def run(
     }
 
 
-def read_seen(file: Path | None) -> dict[str, tuple[str, bool]]:
+def read_checked(file: Path | None) -> dict[str, tuple[str, bool]]:
     """The results of earlier runs, by case."""
     if file is None or not file.exists():
         return {}
@@ -123,9 +123,9 @@ class PipelineTimes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
-    def pipeline(self, spirv: bytes, ranges: int, push: int, constants: list[int]) -> Any:
+    def pipeline(self, spirv: bytes, ranges: int, push: int, constants: list[int], halves: bool) -> Any:
         start = time.perf_counter()
-        made = self._device.pipeline(spirv, ranges, push, constants)
+        made = self._device.pipeline(spirv, ranges, push, constants, halves)
         self.rows.append((time.perf_counter() - start, f"{self._names[spirv]} {constants}"))
         return made
 
@@ -188,7 +188,7 @@ def check_part(args: argparse.Namespace, part: slice) -> Row:
     assert gpu is not None
     backend: Any = open_gpu(gpu, None)
     backend.device = times = PipelineTimes(backend.device)
-    results = run(MirroredBackend(backend), args.seconds, args.seen, reader(args.expected), part)
+    results = run(MirroredBackend(backend), args.seconds, args.checked, reader(args.expected), part)
     return {"device": gpu.name, "driver": gpu.driver, **results, **times.report()}
 
 
@@ -232,7 +232,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gpu", metavar="NAME|INDEX")
     parser.add_argument("--seconds", type=float, default=60, help="begin no case after this time (60)")
-    parser.add_argument("--seen", type=Path, metavar="FILE", help="results so far, which are not run again")
+    parser.add_argument("--checked", type=Path, metavar="FILE", help="results so far, which are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the cases (1)")
     parser.add_argument("--expected", type=Path, metavar="FILE", help="the model's results")
     parser.add_argument("--write-expected", type=Path, metavar="FILE", help="write them, and use no GPU")

@@ -67,12 +67,14 @@ void bind_clear(OpenDevice& self, std::shared_ptr<Memory> memory) {
 }
 
 std::shared_ptr<Pipeline> bind_pipeline(OpenDevice& self, const nb::bytes& spirv, uint32_t ranges,
-                                        uint32_t push_bytes, const std::vector<int64_t>& constants) {
+                                        uint32_t push_bytes, const std::vector<int64_t>& constants,
+                                        bool hardware_halves) {
     const std::vector<uint32_t> words = words_of(spirv);
     std::vector<uint32_t> values;
     for (int64_t constant : constants) values.push_back(uint32_t(constant));
     nb::gil_scoped_release release;
-    return std::make_shared<Pipeline>(self.device, words, ranges, push_bytes, values);
+    return std::make_shared<Pipeline>(self.device, words, ranges, push_bytes, std::move(values),
+                                      hardware_halves);
 }
 
 // A recorder with the arrays that it reads in every run.
@@ -236,11 +238,18 @@ void bind_vulkan(nb::module_& m) {
     nb::class_<VulkanLink, Link>(m, "VulkanLink")
         .def_prop_ro("spin", &VulkanLink::spins)
         .def_prop_ro("counts", &VulkanLink::counts);
-    nb::class_<BoundVulkanProgram>(m, "VulkanProgram").def("run", [](BoundVulkanProgram& self) {
-        const CheckInterrupt check = check_signals();
-        nb::gil_scoped_release release;
-        self.program->run(check);
-    });
+    nb::class_<StepCounts>(m, "VulkanStepCounts")
+        .def_ro("dispatches", &StepCounts::dispatches)
+        .def_ro("barriers", &StepCounts::barriers)
+        .def_ro("submits", &StepCounts::submits);
+    nb::class_<BoundVulkanProgram>(m, "VulkanProgram")
+        .def("run",
+             [](BoundVulkanProgram& self) {
+                 const CheckInterrupt check = check_signals();
+                 nb::gil_scoped_release release;
+                 self.program->run(check);
+             })
+        .def_prop_ro("counts", [](BoundVulkanProgram& self) { return self.program->counts(); });
     nb::class_<BoundRecorder>(m, "VulkanRecorder")
         .def("batch", &bind_batch, "memory"_a, "batch"_a, "rows"_a, "bounds"_a,
              nb::sig("def batch(self, memory: VulkanMemory, batch: hotcold.kernels.backend.Batch, rows: int, "
@@ -285,7 +294,8 @@ void bind_vulkan(nb::module_& m) {
                 return self.heap->allocate(nbytes, where_of(where));
             },
             "nbytes"_a, "where"_a = "device", Release())
-        .def("pipeline", &bind_pipeline, "spirv"_a, "ranges"_a, "push_bytes"_a, "constants"_a)
+        .def("pipeline", &bind_pipeline, "spirv"_a, "ranges"_a, "push_bytes"_a, "constants"_a,
+             "hardware_halves"_a = false)
         .def(
             "link",
             [](OpenDevice& self, double timeout_seconds, bool spin, std::shared_ptr<Pipeline> post,

@@ -4,6 +4,7 @@
 // position; for values it is two values of an output in a quarter of the split.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "activation.glsl"
 #include "batch.glsl"
 #include "cache.glsl"
@@ -27,6 +28,8 @@ layout(push_constant) uniform Push {
 };
 
 const uint SPLIT = 256, QUARTER = 64, PAIRS = (HEAD_DIM + 1) / 2;
+const uint OCTETS = HEAD_DIM / 8;
+const uint KEYS_AHEAD = OCTETS % 4 == 0 ? 4 : 1, VALUES_AHEAD = 8;  // loads before the first sum
 
 shared vec4 queries[HEAD_DIM];
 shared vec4 weights[SPLIT];
@@ -106,11 +109,13 @@ vec4 plus_products(vec4 score, uint d, vec4 keys) {
 vec4 dots(uint row) {
     vec4 score = vec4(0.0);
     if (HEAD_DIM % 8 == 0) {
-        for (uint octet = 0; octet < HEAD_DIM / 8; ++octet) {
-            vec4 first, second;
-            eight_keys(row, octet, first, second);
-            score = plus_products(score, 8 * octet, first);
-            score = plus_products(score, 8 * octet + 4, second);
+        for (uint octet = 0; octet < OCTETS; octet += KEYS_AHEAD) {
+            vec4 first[KEYS_AHEAD], second[KEYS_AHEAD];
+            [[unroll]] for (uint i = 0; i < KEYS_AHEAD; ++i) eight_keys(row, octet + i, first[i], second[i]);
+            [[unroll]] for (uint i = 0; i < KEYS_AHEAD; ++i) {
+                score = plus_products(score, 8 * (octet + i), first[i]);
+                score = plus_products(score, 8 * (octet + i) + 4, second[i]);
+            }
         }
         return score;
     }
@@ -163,13 +168,21 @@ void sum_values(uvec4 first, uvec4 end, uint from, uint until, uvec4 to) {
     const uint begin = max(from, quarter), stop = min(until, quarter + QUARTER);
     for (uint pair = lane; pair - lane < PAIRS; pair += QUARTER) {
         precise vec4 one = vec4(0.0), other = vec4(0.0);
-        for (uint j = begin; j < stop && pair < PAIRS; ++j) {
-            const vec2 v = pair_at(false, rows[j], pair, block_scale(false, rows[j], pair / 16));
-            const bvec4 seen = sees(first, end, j);
-            precise vec4 first_product = weights[j] * v.x, second_product = weights[j] * v.y;
-            precise vec4 first_sum = one + first_product, second_sum = other + second_product;
-            one = mix(one, first_sum, seen);
-            other = mix(other, second_sum, seen);
+        for (uint from_j = begin; from_j < stop && pair < PAIRS; from_j += VALUES_AHEAD) {
+            vec2 v[VALUES_AHEAD];
+            [[unroll]] for (uint k = 0; k < VALUES_AHEAD; ++k) {
+                const uint row = rows[min(from_j + k, stop - 1)];
+                v[k] = pair_at(false, row, pair, block_scale(false, row, pair / 16));
+            }
+            [[unroll]] for (uint k = 0; k < VALUES_AHEAD; ++k) {
+                const uint j = from_j + k;
+                const bvec4 seen = j < stop ? sees(first, end, j) : bvec4(false);
+                precise vec4 first_product = weights[j % SPLIT] * v[k].x;
+                precise vec4 second_product = weights[j % SPLIT] * v[k].y;
+                precise vec4 first_sum = one + first_product, second_sum = other + second_product;
+                one = mix(one, first_sum, seen);
+                other = mix(other, second_sum, seen);
+            }
         }
         parts[0][i] = one;
         parts[1][i] = other;

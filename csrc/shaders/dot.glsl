@@ -11,6 +11,9 @@
 #define INPUTS T
 #endif
 
+// Blocks that are loaded before the first is added: one input leaves registers for two.
+const uint BLOCKS_AHEAD = T == 1 ? 2 : 1;
+
 // Adds the products of four weights, number q in the block that begins with column `first`.
 void add_quad(vec4 w, uint q, uint first, uint columns, inout float sums[T]) {
     [[unroll]] for (uint t = 0; t < T; ++t) {
@@ -24,54 +27,10 @@ void add_quad(vec4 w, uint q, uint first, uint columns, inout float sums[T]) {
     }
 }
 
-void chunk_dots(Layout m, uint columns, uint row, uint chunk, inout float sums[T]) {
-    const uint blocks = chunk_blocks(m, chunk);
-    if (is_quantised(TYPE)) {
-        for (uint i = 0; i < blocks; ++i) {
-            const Place at = place_in_chunk(m, chunk, i);
-            Block w;
-            LOAD_BLOCK(w, weights, TYPE, m, row, at)
-            const Codes codes = codes_of(TYPE, w);
-            const vec2 f = factors(TYPE, w);
-            [[unroll]] for (uint t = 0; t < T; ++t) {
-                if (t >= INPUTS) break;
-                const uint from = input_row(t) * m.blocks + at.block;
-                const uvec2 x = x_factors[4 * INPUT_ROWS * m.blocks + from];
-                const ivec2 dots = dot_halves(codes, x4[2 * from], x4[2 * from + 1]);
-                precise const float sum = sums[t] + block_dot(TYPE, w, f, dots, uintBitsToFloat(x.x), x.y);
-                sums[t] = sum;
-            }
-        }
-        return;
-    }
-    for (uint i = 0; i < blocks; ++i) {
-        const Place at = place_in_chunk(m, chunk, i);
-        const uint first = 32 * at.block, end = min(columns - first, 32);
-        if ((columns & 3) == 0) {
-            const uint quads = TYPE == F32 ? 1 : 2;  // of a unit
-            if (end == 32) {  // a whole block: without an exit from the loops, compilers unroll them
-                [[unroll]] for (uint u = 0; u < units_of(TYPE); ++u) {
-                    const uvec4 unit = weights4[unit_at(TYPE, m, row, at, u)];
-                    [[unroll]] for (uint q = 0; q < quads; ++q)
-                        add_quad(unit_values(TYPE, unit, q), u * quads + q, first, columns, sums);
-                }
-                continue;
-            }
-            for (uint q = 0; 4 * q < end; ++q) {
-                const uvec4 unit = weights4[unit_at(TYPE, m, row, at, unit_of(TYPE, q))];
-                add_quad(unit_values(TYPE, unit, q), q, first, columns, sums);
-            }
-        } else {  // rows of x are not whole vec4s
-            for (uint k = 0; k < end; ++k) {
-                const uint q = k / 4;
-                const vec4 w = unit_values(TYPE, weights4[unit_at(TYPE, m, row, at, unit_of(TYPE, q))], q);
-                [[unroll]] for (uint t = 0; t < T; ++t) {
-                    if (t >= INPUTS) break;
-                    const float x = x_values[input_row(t) * columns + first + k];
-                    precise const float sum = sums[t] + w[k % 4] * x;
-                    sums[t] = sum;
-                }
-            }
-        }
-    }
-}
+#define CHUNK_DOTS chunk_dots
+#define WEIGHTS weights
+#define WEIGHTS4 weights4
+#include "chunk_dots.glsl"
+#undef CHUNK_DOTS
+#undef WEIGHTS
+#undef WEIGHTS4

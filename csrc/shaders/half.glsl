@@ -1,8 +1,15 @@
-// float16 by integers, with the same result on every device: some drivers flush small values, and some fold a
-// product into a conversion, which then rounds once and not twice.
+// float16 with the same result on every device. Some drivers flush small values: there, integers compute a
+// half's value, with 20 instructions in place of 1. Some fold a product into a conversion, which then rounds
+// once and not twice, so integers always round to a half.
+
+// True if the device gives the right value of every half (kernels/vulkan/probe.py).
+layout(constant_id = 32) const bool HARDWARE_HALVES = false;
+
+float hardware_half_value(uint h) { return unpackHalf2x16(h & 0xffffu).x; }
 
 // The value of the low 16 bits.
 float half_value(uint h) {
+    if (HARDWARE_HALVES) return hardware_half_value(h);
     const uint magnitude = h & 0x7fffu, sign = (h & 0x8000u) << 16;
     if (magnitude < 0x400u) {
         precise float small = float(magnitude) * 5.96046448e-8;

@@ -21,6 +21,7 @@ layout(push_constant) uniform Push { uint operation, from, to; };
 // In the order of probe.py.
 const uint PRODUCT_SUM = 0, SUM = 1, DOT = 2, ROUND = 3, HALF_VALUE = 4, HALF_OF = 5, SCALE = 6, INVERSE = 7;
 const uint EXPONENTIAL = 8, TREE = 9, LARGEST = 10, BITS = 11, COMPARE = 12, QUOTIENT = 13, ROOT = 14;
+const uint HARDWARE_HALF = 15;
 
 uint word(uint i) { return given[from + 3 * gl_GlobalInvocationID.x + i]; }
 float number(uint i) { return uintBitsToFloat(word(i)); }
@@ -71,6 +72,7 @@ void main() {
     if (operation == DOT) y = floatBitsToUint(float(int(word(2)) * sdot(word(0), word(1), 0)));
     if (operation == ROUND) y = uint(int(roundEven(number(0))));
     if (operation == HALF_VALUE) y = floatBitsToUint(half_value(gl_GlobalInvocationID.x));
+    if (operation == HARDWARE_HALF) y = floatBitsToUint(hardware_half_value(gl_GlobalInvocationID.x));
     if (operation == HALF_OF) y = half_of(word(0));
     if (operation == SCALE) y = floatBitsToUint(scale_of(word(0)));
     if (operation == INVERSE) y = floatBitsToUint(inverse_of(word(0)));

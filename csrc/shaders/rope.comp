@@ -2,9 +2,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "batch.glsl"
+#include "rope.glsl"
 
 layout(local_size_x = 64) in;
-layout(constant_id = 0) const uint INTERLEAVED = 0;
 layout(std430, binding = 1) buffer X { float x[]; };
 layout(std430, binding = 2) readonly buffer Cos { float cosines[]; };
 layout(std430, binding = 3) readonly buffer Sin { float sines[]; };
@@ -13,12 +13,9 @@ layout(push_constant) uniform Push { uint heads, head_dim, pairs; };
 void main() {
     const uint row = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x, head = i / pairs, pair = i % pairs;
     if (row >= N_TOKENS || head >= heads) return;
-    const uint begin = (row * heads + head) * head_dim;
-    const uint at = begin + (INTERLEAVED == 1 ? 2 * pair : pair), far = at + (INTERLEAVED == 1 ? 1 : pairs);
+    const uvec2 at = (row * heads + head) * head_dim + pair_places(pair, pairs);
     const uint angle = of_row(POSITIONS, row) * pairs + pair;
-    const float a = x[at], b = x[far], c = cosines[angle], s = sines[angle];
-    precise float ac = a * c, bs = b * s, as = a * s, bc = b * c;
-    precise float first = ac - bs, second = as + bc;
-    x[at] = first;
-    x[far] = second;
+    const vec2 turned = rotated(vec2(x[at.x], x[at.y]), cosines[angle], sines[angle]);
+    x[at.x] = turned.x;
+    x[at.y] = turned.y;
 }

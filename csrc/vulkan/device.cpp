@@ -19,7 +19,8 @@ namespace {
 constexpr uint32_t kVersion = VK_API_VERSION_1_3;
 constexpr uint32_t kInvocations = 256, kSharedBytes = 32 << 10, kStorageBuffers = 11, kGroups = 65535;
 constexpr uint64_t kSliceNanoseconds = 50'000'000;
-constexpr int kReadings = 5;  // pairs of clock readings; the closest pair counts
+constexpr std::chrono::microseconds kPolling(1000);  // a large head takes this long on a slow card
+constexpr int kReadings = 5;                         // pairs of clock readings; the closest pair counts
 
 // Calls a function that returns a count, then fills a list of this size.
 template <class T, class List> std::vector<T> listed(List list) {
@@ -405,6 +406,12 @@ void Device::wait(uint64_t value, const CheckInterrupt& check) {
         if (check) check();
         check_progress();
     }
+}
+
+void Device::wait_for_last(uint64_t value, const CheckInterrupt& check) {
+    wait(value - 1, check);
+    spin_until([&] { return done() >= value; }, kPolling);
+    wait(value, check);
 }
 
 void Device::check_progress() {

@@ -82,6 +82,8 @@ class Device {
     uint64_t submit(const std::vector<VkCommandBuffer>& batches);
     uint64_t done();  // VulkanError: the device is lost, whatever the driver returns
     void wait(uint64_t value, const CheckInterrupt& check = {});
+    // Like wait(), but polls for the last batch, because a sleeping thread wakes 20 to 60 us late.
+    void wait_for_last(uint64_t value, const CheckInterrupt& check = {});
     bool wait_for(uint64_t value, uint64_t nanoseconds);  // true if it was reached
     void wait_idle() noexcept;                            // ignores errors
     uint64_t submitted() noexcept;                        // value of done() when all work is done

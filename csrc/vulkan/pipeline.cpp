@@ -4,8 +4,14 @@
 
 namespace hc::vulkan {
 
+namespace {
+
+constexpr uint32_t kHardwareHalves = 32;  // number of the constant in csrc/shaders/half.glsl
+
+}  // namespace
+
 Pipeline::Pipeline(std::shared_ptr<Device> device, const std::vector<uint32_t>& spirv, uint32_t ranges,
-                   uint32_t push_bytes, const std::vector<uint32_t>& constants)
+                   uint32_t push_bytes, std::vector<uint32_t> constants, bool hardware_halves)
     : device_(std::move(device)),
       ranges_(ranges),
       push_bytes_(push_bytes),
@@ -36,6 +42,8 @@ Pipeline::Pipeline(std::shared_ptr<Device> device, const std::vector<uint32_t>& 
 
     std::vector<VkSpecializationMapEntry> entries;
     for (uint32_t i = 0; i < constants.size(); ++i) entries.push_back({i, i * 4, 4});
+    entries.push_back({kHardwareHalves, uint32_t(constants.size() * 4), 4});  // ignored by other shaders
+    constants.push_back(hardware_halves);
     const VkSpecializationInfo special{uint32_t(entries.size()), entries.data(), constants.size() * 4,
                                        constants.data()};
     VkComputePipelineCreateInfo create{};

@@ -10,9 +10,10 @@ namespace hc::vulkan {
 class Pipeline {
   public:
     // `spirv` is a module whose main() reads `ranges` storage buffers, bindings 0, 1, ... of set 0, and push
-    // constants; `constants` are its specialisation constants 0, 1, ...
+    // constants; `constants` are its specialisation constants 0, 1, ... `hardware_halves` is the constant of
+    // csrc/shaders/half.glsl.
     Pipeline(std::shared_ptr<Device> device, const std::vector<uint32_t>& spirv, uint32_t ranges,
-             uint32_t push_bytes, const std::vector<uint32_t>& constants);
+             uint32_t push_bytes, std::vector<uint32_t> constants, bool hardware_halves = false);
 
     const std::shared_ptr<Device>& device() const { return device_; }
     VkPipeline get() const { return pipeline_.get(); }

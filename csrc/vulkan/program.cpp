@@ -7,6 +7,8 @@ namespace hc::vulkan {
 
 namespace {
 
+constexpr size_t kPolledDispatches = 32;  // of a step whose last dispatch has its own batch
+
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
 std::vector<Span> spans(const std::vector<Range>& ranges, bool written) {
@@ -139,6 +141,7 @@ class Program::Writer {
     void order(Barrier barrier) {
         hazards_.clear();
         put_barrier(f_, commands_, barrier);
+        ++counts.barriers;
     }
     void batch() {
         const BatchPlace& batch = p_.recorded_.batch_;
@@ -170,11 +173,16 @@ class Program::Writer {
             f_.vkCmdPushConstants(commands_, pipeline.layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0,
                                   uint32_t(d.push.size()), d.push.data());
         f_.vkCmdDispatch(commands_, d.groups[0], d.groups[1], d.groups[2]);
+        ++counts.dispatches;
     }
+
+    StepCounts counts;
 
   private:
     void note(const std::vector<Range>& reads, const std::vector<Range>& writes) {
-        if (hazards_.add(spans(reads, false), spans(writes, true))) put_barrier(f_, commands_);
+        if (!hazards_.add(spans(reads, false), spans(writes, true))) return;
+        put_barrier(f_, commands_);
+        ++counts.barriers;
     }
 
     Program& p_;
@@ -192,6 +200,7 @@ Program::Program(Recorder recorder)
     if (recorded_.batch_.memory)
         upload_ = recorded_.heap_->allocate(recorded_.batch_.words() * 4, Where::kUpload);
     make_sets();
+    polls_ = !recorded_.link_ && sets_.size() >= kPolledDispatches;
     record_rounds(step_);
     if (recorded_.link_ && recorded_.link_->spins() && step_.step.is_balanced()) record_whole(step_);
 }
@@ -263,7 +272,10 @@ void Program::record_rounds(Recorded& to) {
         batches.push_back(writer.end());
         if (round.posts >= 0) ++round.after_post;
     };
-    const auto end_submit = [&] { round.submits.push_back(std::exchange(batches, {})); };
+    const auto end_submit = [&] {
+        round.submits.push_back(std::exchange(batches, {}));
+        ++writer.counts.submits;
+    };
     writer.begin();
     writer.forget_times(0, kTimes * step_.step.collects.size());
     writer.order(Barrier::kWork);  // after earlier submits
@@ -272,6 +284,10 @@ void Program::record_rounds(Recorded& to) {
     for (const Recorder::Step& step : recorded_.steps_) {
         const size_t times = kTimes * made.collects.size();
         if (const auto* d = std::get_if<Recorder::Dispatch>(&step)) {
+            if (polls_ && set + 1 == sets_.end()) {
+                end_batch();
+                writer.begin();
+            }
             writer.dispatch(*d, *set);
         } else if (const auto* c = std::get_if<Recorder::Copy>(&step)) {
             writer.copy(c->source, c->target);
@@ -302,6 +318,7 @@ void Program::record_rounds(Recorded& to) {
     end_batch();
     end_submit();
     made.rounds.push_back(std::move(round));
+    counts_ = writer.counts;
 }
 
 void Program::record_whole(Recorded& to) {
@@ -380,7 +397,10 @@ void Program::run_once(const CheckInterrupt& check) {
     if (recorded_.link_) return run_linked(check);
     uint64_t value = 0;
     for (const auto& batches : step_.step.rounds.front().submits) value = device_->submit(batches);
-    device_->wait(value, check);
+    if (polls_)
+        device_->wait_for_last(value, check);
+    else
+        device_->wait(value, check);
 }
 
 void Program::run_linked(const CheckInterrupt& check) {

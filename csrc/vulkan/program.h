@@ -90,6 +90,11 @@ class Recorder {
     std::vector<std::shared_ptr<Memory>> cleared_;
 };
 
+// What a step costs besides its shaders' work; without a link's spinning form.
+struct StepCounts {
+    int dispatches = 0, barriers = 0, submits = 0;
+};
+
 class Program {
   public:
     explicit Program(Recorder recorder);
@@ -100,6 +105,7 @@ class Program {
     // Copies the batch to the device, submits, and waits. An exception of `check` ends only the wait: the
     // next run first waits until the device is idle.
     void run(const CheckInterrupt& check = {});
+    const StepCounts& counts() const { return counts_; }
 
   private:
     class Writer;
@@ -129,6 +135,9 @@ class Program {
     std::vector<VkDescriptorSet> sets_;  // of the dispatches, in order
     Commands commands_;
     Recorded step_;
+    StepCounts counts_;
+    // The last dispatch of a long step has its own batch: the host polls once the earlier batch is done.
+    bool polls_ = false;
     std::unique_ptr<Recorded> timed_;  // once it is needed
     std::mutex mutex_;                 // of run()
     uint64_t last_ = 0;                // timeline value when an interrupted run is done, or 0

@@ -129,10 +129,10 @@ def test_cases_are_noted_by_several_processes(
 ) -> None:
     device_index("lavapipe")
     seen = tmp_path / "cases.txt"
-    arguments = ["--gpu", "llvmpipe", "--seconds", "0.01", "--jobs", "2", "--seen", str(seen)]
+    arguments = ["--gpu", "llvmpipe", "--seconds", "0.01", "--jobs", "2", "--checked", str(seen)]
     assert op_table.main(arguments) == 0
     report = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert len(op_table.read_seen(seen)) == report["checked"] > 0
+    assert len(op_table.read_checked(seen)) == report["checked"] > 0
 
 
 def test_the_limits_of_a_group_fit_a_call_of_ten_minutes(stages: ModuleType) -> None:

@@ -19,6 +19,7 @@ from hotcold.kernels import open_backend
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS, Backend, BatchLimits
 from hotcold.kernels.gpus import unsupported
 from hotcold.model.config import ModelError
+from hotcold.model.ffn.normed import NormedShape
 from hotcold.model.kv_cache import SequenceState
 from hotcold.model.transformer import Transformer
 
@@ -261,6 +262,15 @@ def test_kinds_of_layers(tmp_path: Path) -> None:
     assert {mixer.rope for mixer in of["tiny-nemotron-h"].mixers} == {None}
     assert {mixer.rope for mixer in of["tiny-granite-h"].mixers} == {None}
     assert of["tiny-nemotron-latent"].experts.latent == 16
+
+
+def test_an_op_of_an_ffn_that_gpus_lack_is_known_at_planning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(golden("tiny-bitnet", tmp_path).path)
+    assert unsupported(config.state_ops) is None
+    monkeypatch.setattr(NormedShape, "ops", ("activate",))
+    assert unsupported(config.state_ops) == "GPUs do not compute RWKV yet"
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

@@ -43,7 +43,7 @@ SIZES = Sizes(
     embedding=1000,
     tied=False,
     buffers=0,
-    gpu_step=lambda hot, head: 0,
+    gpu_step=lambda hot: 0,
 )
 PROFILE = Profile([np.array([1, 0.5, 0.1, 0]), np.array([0.9, 0.2, 0, 0])], "by hand")
 

@@ -200,7 +200,7 @@ def program(model: Model, budget: int) -> tuple[float, float]:
 
     cost[:3] = sizes.head / gpu - sizes.head / cpu, round_trip + hardware.step_s, round_trip
     memory = np.zeros(at)
-    memory[:2] = -sizes.head, -sizes.gpu_step(0, True)
+    memory[:2] = -sizes.head, -sizes.gpu_step(0)
     need(0, c1=1, c0=-1)
     starts = np.zeros(at)
     for i, (on, parts, on_cpu, on_gpu) in enumerate(groups):
@@ -271,7 +271,7 @@ def test_the_objective_of_the_paper() -> None:
         sizes, profile, hardware = made_up(seed, layers=5, groups=8)
         costs = Costs.expected(sizes, profile, hardware)
         dense = int((sizes.attention + sizes.kv + sizes.predictor + sizes.gpu_layer).sum())
-        dense += sizes.head + sizes.gpu_step(0, True)
+        dense += sizes.head + sizes.gpu_step(0)
         room = (everything(sizes) - dense) // 2
         placement = paper_placement(sizes, profile, hardware, dense + room)
         assert placement.gpu_bytes(sizes) <= dense + room

@@ -230,7 +230,7 @@ def test_often_chosen_experts_go_to_the_gpu(tmp_path: Path) -> None:
         firing = [np.repeat(r, 96) * f for r, f in zip(routing, when_chosen, strict=True)]
         profile = Profile(firing, "a test", routing=routing)
         costs = Costs.expected(sizes, profile, find_hardware("rtx4090-i9"))
-        whole = int(sum(sizes.gpu_dense) + sizes.head + sizes.gpu_step(384, True))
+        whole = int(sum(sizes.gpu_dense) + sizes.head + sizes.gpu_step(384))
         budget = whole + int(sizes.neuron_bytes @ sizes.neurons) // 2
         placement = Solver(sizes, profile, replace_handshake(costs)).solve(budget)
         assert placement.gpu_bytes(sizes) <= budget

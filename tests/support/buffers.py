@@ -21,8 +21,8 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     inner = CPUBackend.zeros
 
-    def zeros(self: CPUBackend, *args: Any) -> Any:
-        buffer = inner(self, *args)
+    def zeros(self: CPUBackend, *args: Any, **options: Any) -> Any:
+        buffer = inner(self, *args, **options)
         found.append(buffer.nbytes)
         return buffer
 

@@ -98,7 +98,9 @@ class MirroredBackend:
 
         return call
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Array:
+    def zeros(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32, *, on_host: bool = False
+    ) -> Array:
         return np.zeros(shape, dtype)
 
     def write(self, buffer: Array, values: Array, row: int = 0) -> None:

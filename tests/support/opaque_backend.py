@@ -125,8 +125,10 @@ class OpaqueBackend:
             return replace(value, **changed)
         return value
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
-        return Handle(self, self.inner.zeros(shape, dtype))
+    def zeros(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32, *, on_host: bool = False
+    ) -> Buffer:
+        return Handle(self, self.inner.zeros(shape, dtype, on_host=on_host))
 
     def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
         self.inner.write(self._inside(buffer), values, row)

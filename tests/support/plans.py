@@ -35,7 +35,7 @@ def made_up(
         embedding=1000,
         tied=bool(rng.random() < 0.5),
         buffers=int(rng.integers(0, 3000)),
-        gpu_step=lambda hot, head: step_bytes,
+        gpu_step=lambda hot: step_bytes,
         gpu_layer=int(more.integers(0, 300)),
     )
     profile = Profile([rng.random(n) ** rng.uniform(0.5, 6) for n in neurons], "made up")
@@ -65,7 +65,7 @@ def bytes_on(sizes: Sizes, placement: Placement, gpu: int) -> int:
     for i in layers:
         total += int(sizes.attention[i] + sizes.kv[i] + sizes.predictor[i]) + sizes.gpu_layer
         total += int(placement.hot[i].sum()) * (int(sizes.neuron_bytes[i]) + INDEX_BYTES)
-    return total + sizes.gpu_step(0, True) * bool(layers or placement.head == gpu)
+    return total + sizes.gpu_step(0) * bool(layers or placement.head == gpu)
 
 
 def groups_of(profile: Profile) -> list[list[npt.NDArray[np.bool_]]]:

@@ -86,7 +86,7 @@ def slice_of(model: str) -> Callable[[float], list[str]]:
 
 def op_table(seconds: float) -> list[str]:
     command = python(HERE.parent / "op_table.py", "--gpu", chosen_gpu(), "--seconds", 0.7 * seconds)
-    command += ["--jobs", str(JOBS), "--seen", str(checked_cases())]
+    command += ["--jobs", str(JOBS), "--checked", str(checked_cases())]
     if (DAY / "expected.npz").exists():
         command += ["--expected", str(DAY / "expected.npz")]
     return command

@@ -458,8 +458,18 @@ class VulkanLink(Link):
     @property
     def counts(self) -> VulkanLinkCounts: ...
 
+class VulkanStepCounts:
+    @property
+    def dispatches(self) -> int: ...
+    @property
+    def barriers(self) -> int: ...
+    @property
+    def submits(self) -> int: ...
+
 class VulkanProgram:
     def run(self) -> None: ...
+    @property
+    def counts(self) -> VulkanStepCounts: ...
 
 class VulkanRecorder:
     def batch(
@@ -494,7 +504,12 @@ class VulkanDevice:
     def check_budget(self) -> None: ...
     def allocate(self, nbytes: int, where: str = "device") -> VulkanMemory: ...
     def pipeline(
-        self, spirv: bytes, ranges: int, push_bytes: int, constants: Sequence[int]
+        self,
+        spirv: bytes,
+        ranges: int,
+        push_bytes: int,
+        constants: Sequence[int],
+        hardware_halves: bool = False,
     ) -> VulkanPipeline: ...
     def link(
         self, timeout_seconds: float, spin: bool, post: VulkanPipeline, wait: VulkanPipeline

@@ -157,7 +157,10 @@ class Backend(StateOps, HeadOps, Protocol):
     #: Row counts to record programs for besides the largest (empty where ops read the count from the batch).
     program_rows: tuple[int, ...]
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer: ...
+    def zeros(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32, *, on_host: bool = False
+    ) -> Buffer:
+        """Makes a buffer. ``on_host``: in the processor's memory, where :meth:`read` copies nothing."""
 
     def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
         """Sets rows ``row`` to ``row + len(values)`` of a buffer. ``TypeError``: another dtype.

@@ -35,7 +35,7 @@ def unread_types(names: Iterable[str]) -> list[str]:
 
 
 def unsupported(ops: Iterable[str]) -> str | None:
-    """Returns why GPUs cannot run these :class:`~hotcold.kernels.state_ops.StateOps`; None: they can."""
+    """Returns why GPUs cannot run these ops; None: they can."""
     from hotcold.kernels.vulkan.recurrent import MISSING
 
     missing = [MISSING[op] for op in ops if op in MISSING]

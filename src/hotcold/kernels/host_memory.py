@@ -13,7 +13,9 @@ from hotcold.kernels.backend import Backend, Batch, BatchLimits, Buffer, Chosen,
 class HostMemory:
     """Buffers and mailboxes as NumPy arrays; a base class of backends."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
+    def zeros(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32, *, on_host: bool = False
+    ) -> Buffer:
         return np.zeros(shape, dtype)
 
     def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:

@@ -177,8 +177,9 @@ class Config:
 
     @property
     def state_ops(self) -> tuple[str, ...]:
-        """Ops of :class:`~hotcold.kernels.state_ops.StateOps` that the mixers use."""
-        return tuple(dict.fromkeys(op for mixer in self.mixers for op in mixer.ops))
+        """Ops that mixers and FFNs use, and that some backends lack."""
+        parts: list[MixerShape | NormedShape] = [*self.mixers, *self.normed]
+        return tuple(dict.fromkeys(op for part in parts for op in part.ops))
 
     @property
     def branches(self) -> bool:

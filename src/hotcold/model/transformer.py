@@ -90,7 +90,7 @@ class Transformer:
         self.config = config
         self.batch = Batch(limits)
         self.head = devices.head  #: the backend of ``logits``
-        self.logits: Buffer = devices.head.zeros((limits.logits, config.vocab))
+        self.logits: Buffer = devices.head.zeros((limits.logits, config.vocab), on_host=True)
         self.watch: Callable[[Backend | None, int], None] | None = None
         #: by layer: the experts that a step's rows chose; empty without experts
         self.chosen: list[Chosen] = []

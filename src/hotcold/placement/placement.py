@@ -101,7 +101,7 @@ class Placement:
         whole("buffers", None, None, sizes.buffers)
         for gpu in self.gpus:
             hottest = max((int(self.hot[i].sum()) for i in self.layers_of(gpu)), default=None)
-            step = sizes.gpu_step(hottest, self.head == gpu)
+            step = sizes.gpu_step(hottest)
             whole("buffers", None, gpu, step + sizes.gpu_layer * len(self.layers_of(gpu)))
         return rows
 

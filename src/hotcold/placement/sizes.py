@@ -104,9 +104,8 @@ class Sizes:
     embedding: int
     tied: bool  #: head and embedding are one tensor
     buffers: int  #: buffers of a step on the CPU
-    #: buffers of a step on a GPU. Arguments: the hot neurons of its hottest layer, None without layers; and
-    #: whether it has the head
-    gpu_step: Callable[[int | None, bool], int]
+    #: buffers of a step on a GPU. Argument: the hot neurons of its hottest layer, None without layers
+    gpu_step: Callable[[int | None], int]
     gpu_layer: int = 0  #: bytes of a layer on a GPU besides weights, keys and values
     block_neurons: int = 1  #: neurons placed together: in many files, blocks of down span several neurons
     experts: int = 1  #: experts of a layer; their neurons are contiguous
@@ -176,7 +175,7 @@ def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Size
         embedding=table,
         tied=False,
         buffers=_published_buffer_bytes(shape),
-        gpu_step=lambda hot, head: _published_buffer_bytes(shape),
+        gpu_step=lambda hot: _published_buffer_bytes(shape),
         experts=shape.experts,
         down_share=1 / (2 + shape.gated),
         floats=dict.fromkeys(("attention", "predictor", "rows", "down", "head"), float(type.weights == 1)),
@@ -249,7 +248,7 @@ def sizes_of_file(
         inputs=inputs,
         tied=tied,
         buffers=buffers,
-        gpu_step=lambda hot, head: sessions * (gpu_step.nbytes(hot, head) if gpu else buffers),
+        gpu_step=lambda hot: sessions * (gpu_step.nbytes(hot) if gpu else buffers),
         gpu_layer=GPU_LAYER_BYTES if gpu else 0,
         block_neurons=_block_neurons(file, config),
         experts=1 if config.experts is None else config.experts.count,

@@ -61,9 +61,9 @@ class GPUStep:
     types: tuple[BlockType, BlockType, BlockType]  #: of gate, up and down; gate is up's type without a gate
     rank: int = 0  #: rank of the largest predictor; 0 without predictors
 
-    def nbytes(self, hot: int | None, head: bool) -> int:
+    def nbytes(self, hot: int | None) -> int:
         """Returns the bytes of all buffers and scratch memory. ``hot``: limit for the hot neurons of a layer;
-        None: no layers."""
+        None: no layers. The logits are in host memory."""
         config, limits = self.config, self.limits
         rows, positions = limits.tokens, limits.pages_per_sequence * PAGE
         widths = [config.dim] * (2 + config.family.parallel + config.branches)
@@ -71,8 +71,6 @@ class GPUStep:
         buffers = [4 * rows * width for width in widths]
         buffers += [2 * positions * rope.dim for rope in config.ropes for _ in range(2)]  # cosines and sines
         buffers += [4 * limits.logits * config.dim, gpus.batch_bytes(limits)]
-        if head:
-            buffers.append(4 * limits.logits * config.vocab)
         if hot is not None and config.experts:
             ids_and_factors = [4 * rows * config.experts.chosen] * 2
             buffers += ids_and_factors * config.layers + [4 * rows] * (2 if config.experts.shared else 0)

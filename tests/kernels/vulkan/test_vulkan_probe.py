@@ -9,12 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.mirrored_backend import MirroredBackend
 from support.ordered_ffn import exponential
+from support.vulkan.table import cases, wrong
 
 from hotcold.kernels import _native
 from hotcold.kernels.gpu import GPUError
 from hotcold.kernels.vulkan.backend import VulkanBackend
-from hotcold.kernels.vulkan.probe import GROUP, MAY_ERR, OPERATIONS, Check, check_results, checks
+from hotcold.kernels.vulkan.probe import (
+    GROUP,
+    HARDWARE_HALVES,
+    MAY_ERR,
+    OPERATIONS,
+    Check,
+    check_results,
+    checks,
+)
 from hotcold.kernels.vulkan.probe import exponential as own_exponential
 from hotcold.kernels.vulkan.shaders import spirv
 
@@ -30,11 +40,11 @@ def test_software_drivers_round_quotients_and_roots_correctly(vulkan: VulkanBack
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_one_wrong_value_is_enough(vulkan: VulkanBackend, name: str) -> None:
     found = [check.expected.copy() for check in checks()]
-    assert check_results(vulkan.info, found)
+    assert not check_results(vulkan.info, found)
     check, at = CHECKS[name], list(CHECKS).index(name)
     found[at][7] ^= 1
     if name in MAY_ERR:
-        assert not check_results(vulkan.info, found)
+        assert check_results(vulkan.info, found) == {name}
         return
     with pytest.raises(GPUError) as error:
         check_results(vulkan.info, found)
@@ -86,6 +96,25 @@ def test_a_device_that_computes_otherwise_is_refused(
     monkeypatch.setattr("hotcold.kernels.vulkan.probe._probed", {})
     with pytest.raises(GPUError, match=f"^{re.escape(vulkan.info.name)} .*: {name} gives .* instead of "):
         VulkanBackend(vulkan.info.index)
+
+
+def test_halves_by_integers_where_the_hardware_errs(
+    vulkan: VulkanBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shaders then have the same bits; a device whose hardware gives them all uses it."""
+    assert vulkan.hardware_halves
+    (case,) = [each for each in cases() if (each.op, each.name) == ("linear", "F16 33x256")]
+    monkeypatch.setattr("hotcold.kernels.vulkan.probe._probed", {})
+    check = CHECKS[HARDWARE_HALVES]
+    right = check.expected.copy()
+    check.expected[0x3C00] ^= 1
+    try:
+        other = VulkanBackend(vulkan.info.index)
+    finally:
+        check.expected[:] = right
+    assert other.exact and not other.hardware_halves
+    assert not wrong(case, case.run(MirroredBackend(other)), exact=True)
+    assert not wrong(case, case.run(MirroredBackend(vulkan)), exact=True)
 
 
 def test_a_device_is_probed_once_in_a_process(vulkan: VulkanBackend, monkeypatch: pytest.MonkeyPatch) -> None:

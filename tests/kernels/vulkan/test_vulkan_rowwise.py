@@ -77,6 +77,22 @@ def test_add_goes_beyond_no_row(vulkan: Any) -> None:
         np.testing.assert_array_equal(total[n:], x[n:])
 
 
+def test_ops_write_to_host_memory_which_is_read_without_a_copy(vulkan: VulkanBackend) -> None:
+    """Logits are there: a read after a step needs no submit."""
+    values = random_rows(rng("host"), 3, 50)
+    batch, allocated = plain_batch(vulkan, 3), vulkan.allocated_bytes
+    rows = vulkan.zeros((batch.limits.tokens, 50), on_host=True)
+    assert vulkan.allocated_bytes == allocated
+    assert not vulkan.read(rows).any()
+    vulkan.write(rows, values[1:], 1)
+    vulkan.add(rows, rows, batch, scale=2)
+    np.testing.assert_array_equal(vulkan.read(rows, 1, 3), 3 * values[1:])
+    assert np.shares_memory(vulkan.read(rows), vulkan.read(rows, 1, 2))
+    copied = vulkan.zeros((4, 50))
+    vulkan.copy(vulkan, rows, copied, 3)
+    np.testing.assert_array_equal(vulkan.read(copied, 1, 3), 3 * values[1:])
+
+
 def test_top_k_is_the_reference(vulkan: VulkanBackend) -> None:
     values = np.round(random_rows(rng("top_k"), 3, 1003), 2)
     values[1, :4] = np.nan, np.inf, -np.inf, np.nan

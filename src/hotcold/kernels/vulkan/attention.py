@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from hotcold.kernels import checks
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, SPLIT, AttentionCall, BatchLimits, Buffer, RopeTable
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.memory import Range, aligned, shape_of
-from hotcold.kernels.vulkan.recording import Recording, Written
+from hotcold.kernels.vulkan.recording import Dispatch, Recording, Written
 
 #: Partial results of one pass over rows of a step; more rows take more passes.
 PASS_BYTES = 8 << 20
@@ -71,22 +72,57 @@ def rope(recording: Recording, x: Buffer, table: RopeTable) -> None:
     recording.bound("positions", positions)
     groups = -(-heads * half // 64), recording.rows, 1
     push = heads, head_dim, half
-    recording.run("rope", [Written(turned), *angles], push, groups, [int(table.interleaved)])
+    recording.run("rope", [Written(turned), *angles], push, groups, [0, 0, 0, int(table.interleaved)])
 
 
 def store_kv(recording: Recording, k: Buffer, v: Buffer, k_cache: Buffer, v_cache: Buffer) -> None:
     caches = _caches(recording.memory, k_cache, v_cache)
     heads, head_dim = caches.kv_heads, caches.head_dim
-    new = [recording.range_of(name, each, heads * head_dim) for name, each in (("k", k), ("v", v))]
+    keys, values = (recording.range_of(name, each, heads * head_dim) for name, each in (("k", k), ("v", v)))
     recording.bound("pages", caches.pages)
-    elements = heads * -(-head_dim // (1, 2, 32)[caches.type])
+    ropes = [] if keys.is_same(values) else _take_ropes(recording, keys, head_dim)
+    angles, pairs, interleaved = ropes[0].turn if ropes else ((keys, keys), 0, False)
+    queries, query_heads = (ropes[1].x, ropes[1].heads) if len(ropes) > 1 else (keys, 0)
+    turned = (Written(keys), Written(queries)) if ropes else (keys, queries)
     recording.run(
         "store_kv",
-        [*new, Written(caches.k), Written(caches.v)],
-        [heads],
-        (-(-elements // 64), recording.rows, 2),
-        [caches.type, head_dim],
+        [turned[0], values, Written(caches.k), Written(caches.v), *angles, turned[1]],
+        [heads, query_heads, pairs],
+        (max(heads, query_heads), recording.rows, 3 if query_heads else 2),
+        [caches.type, head_dim, int(bool(ropes)), int(interleaved)],
     )
+
+
+@dataclass(frozen=True)
+class _Rope:
+    """A recorded rotation of rows."""
+
+    x: Range
+    heads: int
+    head_dim: int
+    turn: tuple[tuple[Range, Range], int, bool]  #: cosines and sines; pairs of a head; interleaved
+
+    @classmethod
+    def from_step(cls, step: object) -> _Rope | None:
+        if not isinstance(step, Dispatch) or step.shader != "rope":
+            return None
+        x, cos, sin = (each.range if isinstance(each, Written) else each for each in step.ranges)
+        heads, head_dim, pairs = struct.unpack("<3I", step.push)
+        return cls(x, heads, head_dim, ((cos, sin), pairs, bool(step.constants[-1])))
+
+
+def _take_ropes(recording: Recording, keys: Range, head_dim: int) -> list[_Rope]:
+    """Takes back the last dispatches if they rotate these keys, and before them queries by the same angles: a
+    store can rotate both. Returns the rope of the keys first."""
+    taken: list[_Rope] = []
+    for rope in map(_Rope.from_step, reversed(recording.steps[-2:])):
+        if rope is None or rope.head_dim != head_dim or rope.x.is_same(keys) == bool(taken):
+            break
+        if taken and rope.turn != taken[0].turn:
+            break
+        taken.append(rope)
+    del recording.steps[len(recording.steps) - len(taken) :]
+    return taken
 
 
 def _most_splits(limits: BatchLimits, window: int | None) -> int:
@@ -151,8 +187,13 @@ def attention(recording: Recording, call: AttentionCall) -> None:
         )
         recording.run(
             "attention_merge",
-            [partials, partials if sinks is None else recording.memory.own(sinks).range, Written(target)],
+            [
+                partials,
+                partials if sinks is None else recording.memory.own(sinks).range,
+                Written(target),
+                partials,
+            ],
             [first, heads, head_dim, splits, span],
-            (math.ceil(heads * head_dim / 64), end - first, 1),
-            [int(sinks is not None)],
+            (math.ceil(head_dim / 64), heads, end - first),
+            [int(sinks is not None), 0],
         )

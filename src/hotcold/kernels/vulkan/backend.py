@@ -49,7 +49,7 @@ from hotcold.kernels.vulkan.ffn_weights import ffn_weights
 from hotcold.kernels.vulkan.link_speed import link_speed
 from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor, device_matrix, device_predictor
 from hotcold.kernels.vulkan.memory import Range, aligned
-from hotcold.kernels.vulkan.probe import rounds_exactly
+from hotcold.kernels.vulkan.probe import HARDWARE_HALVES, INEXACT, errors
 from hotcold.kernels.vulkan.recording import PROGRAM_ROWS, Dispatch, Recording, Status, Written, batch_bytes
 from hotcold.kernels.vulkan.shaders import spirv
 
@@ -73,7 +73,9 @@ class VulkanBackend(DeviceMemory):
     def __init__(self, device: int, budget: int | None = None, *, spin: bool = False) -> None:
         super().__init__(_native.VulkanDevice(device, budget))
         self.spin = spin
-        self.exact = rounds_exactly(self.device)  #: results equal any such device's, bit for bit
+        erring = errors(self.device)
+        self.exact = erring.isdisjoint(INEXACT)  #: results equal any such device's, bit for bit
+        self.hardware_halves = HARDWARE_HALVES not in erring  #: shaders read float16 by hardware
         self._pipelines: dict[_PipelineKey, _native.VulkanPipeline] = {}
         self._batches: weakref.WeakKeyDictionary[Batch, Range] = weakref.WeakKeyDictionary()
         self._scratch: Range | None = None
@@ -325,7 +327,7 @@ class VulkanBackend(DeviceMemory):
 
     def _compile(self, key: _PipelineKey) -> _native.VulkanPipeline:
         shader, constants, ranges, push = key
-        return self.device.pipeline(spirv(shader), ranges, push, list(constants))
+        return self.device.pipeline(spirv(shader), ranges, push, list(constants), self.hardware_halves)
 
     def _pipeline(
         self, shader: str, constants: tuple[int, ...], ranges: int, push: int
@@ -348,6 +350,11 @@ def _pipeline_key(step: Dispatch) -> _PipelineKey:
 class _Program:
     def __init__(self, native: _native.VulkanProgram, statuses: list[Status], kept: list[object]) -> None:
         self._native, self._statuses, self._kept = native, statuses, kept
+
+    @property
+    def counts(self) -> _native.VulkanStepCounts:
+        """Dispatches, barriers and submits of a step."""
+        return self._native.counts
 
     def run(self) -> None:
         """Copies the batch to the device, submits, and waits, in one native call."""

@@ -39,9 +39,9 @@ class DeviceMemory:
     def check_budget(self) -> None:
         self.device.check_budget()
 
-    def allocate(self, nbytes: int) -> Range:
-        """Allocates device memory; its content is undefined."""
-        return Range(self.device.allocate(aligned(max(nbytes, 4))), 0, nbytes)
+    def allocate(self, nbytes: int, where: str = "device") -> Range:
+        """Allocates memory; its content is undefined."""
+        return Range(self.device.allocate(aligned(max(nbytes, 4)), where), 0, nbytes)
 
     def upload(self, values: npt.NDArray[Any]) -> Range:
         """Makes device memory with these values, padded to whole words with zeros."""
@@ -51,22 +51,35 @@ class DeviceMemory:
         self.device.write(taken.held, 0, data)
         return taken
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> Buffer:
-        taken = self.allocate(bytes_of(shape, dtype))
-        self.device.clear(taken.held)
-        return DeviceBuffer(self, taken, tuple(shape), np.dtype(dtype))
+    def zeros(
+        self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32, *, on_host: bool = False
+    ) -> Buffer:
+        nbytes = bytes_of(shape, dtype)
+        taken = self.allocate(nbytes, "download" if on_host else "device")
+        buffer = DeviceBuffer(self, taken, tuple(shape), np.dtype(dtype))
+        if on_host:
+            self.write(buffer, np.zeros(shape, dtype))
+        else:
+            self.device.clear(taken.held)
+        return buffer
 
     def write(self, buffer: Buffer, values: npt.NDArray[Any], row: int = 0) -> None:
         target = self.own(buffer)
         checks.check_write(values, row, target.shape, target.dtype)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        self.device.write(target.range.held, target.range.offset + row * target.row_bytes, data)
+        if (host := target.host) is not None:
+            host[row * target.row_bytes :][: len(data)] = data
+        else:
+            self.device.write(target.range.held, target.range.offset + row * target.row_bytes, data)
 
     def read(self, buffer: Buffer, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         source = self.own(buffer)
         stop = checks.check_read(start, stop, source.shape[0])
-        data = np.empty((stop - start) * source.row_bytes, np.uint8)
-        self.device.read(source.range.held, source.range.offset + start * source.row_bytes, data)
+        if (host := source.host) is not None:  # steps end before their results are read
+            data = host[start * source.row_bytes : stop * source.row_bytes]
+        else:
+            data = np.empty((stop - start) * source.row_bytes, np.uint8)
+            self.device.read(source.range.held, source.range.offset + start * source.row_bytes, data)
         values = data.view(source.dtype).reshape(stop - start, *source.shape[1:])
         values.flags.writeable = False
         return values

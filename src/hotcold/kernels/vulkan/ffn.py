@@ -1,8 +1,9 @@
 """The FFN op as dispatches of csrc/shaders/ffn_*.comp.
 
 Decode rows: candidates are listed; then their gates; then, for active gates, ups and coefficients; then
-down's rows with non-zero coefficients, a group of leaves at a time; then the tree. Prompt rows compute all
-neurons. A program of few rows treats all of them as decode rows: the bits are the same."""
+down's rows with non-zero coefficients, a group of leaves at a time; then the tree. Where no gate decides what
+is read, gates and ups are one dispatch. Prompt rows compute all neurons. A program of few rows treats all of
+them as decode rows: the bits are the same."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from hotcold.kernels import checks
 from hotcold.kernels.backend import DECODE_ROWS, Buffer, FFNCall, FFNStats, scale_run
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
-from hotcold.kernels.vulkan.linear import Count, gemv_lanes
+from hotcold.kernels.vulkan.linear import Count, gemv_lanes, quantise
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import shader_type
@@ -28,7 +29,8 @@ from hotcold.kernels.vulkan.recording import Recording, Written
 PASS_BYTES = 16 << 20
 PROMPT_TILE = 32
 _ALL, _DECODE, _PROMPT = range(3)  # ROWS of ffn.glsl
-_GATE, _UP, _ONLY_UP, _OUTPUT = range(4)  # STAGE of ffn_rows.comp
+_GATE, _UP, _ONLY_UP, _OUTPUT = range(4)  # STAGE of ffn_rows.glsl
+_SUMS, _OUT, _ADDED = range(3)  # RESULT of ffn_rows.glsl
 _MOST_AT_ONCE = 4  # choices whose down sums one invocation of ffn_down.comp computes
 
 
@@ -208,6 +210,10 @@ class _Op:
         """True if neurons are left out: a dot over all neurons would read uncomputed values."""
         return self.skip and not self.w.shape.dense
 
+    @property
+    def reports(self) -> bool:
+        return self.active is not None or self.counts is not None
+
     def record(self) -> None:
         recording, shape = self.recording, self.w.shape
         nbytes = ffn_scratch_bytes(shape, recording.rows, recording.decode, self.w.together)
@@ -216,7 +222,7 @@ class _Op:
         if any(type.weights > 1 for type in (shape.gate, shape.up)):
             used = aligned(4 * _code_words(recording.rows, shape.dim))
             codes = scratch.part(0, used)
-            quantise(recording, self.x, codes, recording.rows, shape.dim, Count.TOKENS)
+            quantise(recording, self.x, codes, shape.dim, recording.rows, Count.TOKENS)
         rest = scratch.part(used, nbytes - used)
         for pass_rows in _passes(shape, recording.rows, recording.decode, self.w.together):
             places, at = {}, 0
@@ -245,6 +251,8 @@ class _Series:
             self._prompt()
         else:
             self._decode()
+        if self._writes_out:
+            return
         constants = [op.factors is not None, op.accumulate]
         ids, factors = op.ids or op.w.table, op.factors or op.w.table
         self.run(
@@ -254,18 +262,40 @@ class _Series:
             [ids, factors, self.scratch["sums"], Written(op.out)],
         )
 
+    @property
+    def _keeps_bits(self) -> bool:
+        """True if down or the report reads the bits of active neurons."""
+        return not self.rows.prompt and (not self.op.w.shape.dense or self.op.reports)
+
+    @property
+    def _writes_out(self) -> bool:
+        """True if the last product writes the op's output: one expert without a factor, and no tree."""
+        op, shape = self.op, self.op.w.shape
+        only = shape.experts == 1 and op.factors is None and shape.most > 0
+        return shape.dense and not self.rows.prompt and only
+
+    @property
+    def _gates_with_ups(self) -> bool:
+        """True if gates and ups are one dispatch: equal matrices, and all ups are read."""
+        op, shape = self.op, self.op.w.shape
+        gate, up = ([(part.first, part.rows) for part in parts] for parts in (op.w.gate, op.w.up))
+        return shape.gated and op.gates is None and not op.skips and (shape.gate, gate) == (shape.up, up)
+
     def _decode(self) -> None:
         op, shape = self.op, self.op.w.shape
-        # At least 4 groups, since they also clear the bits.
-        groups, masked = max(self.rows.tiles, 4), op.mask is not None
-        lists, bits = Written(self.scratch["lists"]), Written(self.scratch["bits"])
-        self.run("ffn_candidates", (groups, 1, 1), [masked], [op.mask or op.w.table, lists, bits])
+        masked = op.mask is not None
+        if self._keeps_bits:
+            groups = max(self.rows.tiles, 4)  # at least 4, since they also clear the bits
+            lists, bits = Written(self.scratch["lists"]), Written(self.scratch["bits"])
+            self.run("ffn_candidates", (groups, 1, 1), [masked], [op.mask or op.w.table, lists, bits])
         listed = int(masked and not shape.dense)  # list to read: none, or the first
         if op.gates is not None:
             self._take_gates(op.gates, listed=op.skips)
-        elif shape.gated:
+        elif shape.gated and not self._gates_with_ups:
             self._few_rows(_GATE, op.w.gate, listed)
-        if shape.gated or op.gates is not None:
+        if self._gates_with_ups:
+            self._few_rows(_UP, op.w.up, listed, op.w.gate)
+        elif shape.gated or op.gates is not None:
             self._few_rows(_UP, op.w.up, 2 if op.skips else listed)
         else:
             self._few_rows(_ONLY_UP, op.w.up, listed)
@@ -317,7 +347,7 @@ class _Series:
         rows, shape = self.rows, self.op.w.shape
         if shape.down.weights > 1:
             values, codes = self.scratch["values"], self.scratch["codes"]
-            quantise(self.op.recording, values, codes, rows.choices, shape.most, Count.ALL)
+            quantise(self.op.recording, values, codes, shape.most, rows.choices, Count.ALL)
 
     def _operands(self, stage: int) -> tuple[BlockType, Range, int, Range, int]:
         """Returns a stage's operands: its weights' type, the input and the number of its rows, the output
@@ -331,22 +361,28 @@ class _Series:
         assert operand is not None
         return type, operand, op.recording.rows, scratch["values"], shape.most
 
-    def _few_rows(self, stage: int, parts: Sequence[Part], listed: int) -> None:
+    def _few_rows(self, stage: int, parts: Sequence[Part], listed: int, gates: Sequence[Part] = ()) -> None:
+        """Computes a stage; with ``gates``, the parts of gate's matrix, gates and coefficients together."""
         op, shape = self.op, self.op.w.shape
         type, source, x_rows, values, outputs = self._operands(stage)
         kind = ACTIVATIONS.index(shape.activation)
         lanes = gemv_lanes(shape.most if stage == _OUTPUT else shape.dim)
+        result = _SUMS
+        if stage == _OUTPUT and self._writes_out:
+            values, result = op.out, _ADDED if op.accumulate else _OUT
         constants = [shader_type(type), stage, listed, op.mask is not None, op.skips, kind, lanes]
+        constants += [self._keeps_bits, result]
         lists, bits = self.scratch["lists"], self.scratch["bits"]
         both: list[Range | Written] = [Written(lists), bits]
         if stage in (_UP, _ONLY_UP):
             both = [lists, Written(bits)]
-        for part in parts:
+        for i, part in enumerate(parts):
+            gate_range = [gates[i].range] if gates else []
             self.run(
-                "ffn_rows",
+                "ffn_gate_up" if gates else "ffn_rows",
                 (-(-outputs * lanes // 256), self.rows.tiles, 1),
                 constants,
-                [op.mask or op.w.table, *both, part.range, source, Written(values)],
+                [op.mask or op.w.table, *both, part.range, source, Written(values), *gate_range],
                 part=part,
                 x_rows=x_rows,
             )
@@ -369,7 +405,7 @@ class _Series:
     def _report(self) -> None:
         op, shape, scratch = self.op, self.op.w.shape, self.scratch
         active, counts = op.active or op.counts, op.counts or op.active
-        if active is None or counts is None:  # neither is wanted
+        if active is None or counts is None:  # op.reports is false
             return
         run = scale_run(shape.down) if shape.panels else 0
         outputs = [op.active is not None, op.counts is not None]
@@ -430,8 +466,3 @@ class _Series:
         tile_list = tiles or (self.scratch["tiles"] if several else op.w.table)
         shared = [int(several), 1 if shader == "ffn_sum" else rows.tile, *map(int, constants)]
         op.recording.run(shader, [op.w.table, tile_list, *ranges], push, groups, shared)
-
-
-def quantise(recording: Recording, x: Range, codes: Range, rows: int, columns: int, count: int) -> None:
-    blocks = columns // 32
-    recording.run("quantise", [x, Written(codes)], [blocks, rows, count], (-(-blocks // 32), rows, 1))

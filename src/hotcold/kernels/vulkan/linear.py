@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from hotcold.kernels.backend import Buffer, Chosen, IndexedBy, Matrix, Predictor
 from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import BLOCK, RowLayout, shader_type
-from hotcold.kernels.vulkan.recording import Recording, Written
+from hotcold.kernels.vulkan.recording import Dispatch, Recording, Written
 
 FEW_ROWS = 16  #: of input, in one pass of gemv.comp
 _TILE, _TILE_INPUTS = 64, 32  # outputs and rows of input of one group of gemm.comp
@@ -53,12 +54,61 @@ def dot_input(
     """Makes the input of rows ``[rows, columns]`` float32, quantised if one of the matrices needs that."""
     codes = None
     if any(matrix.quantised for matrix in matrices) and rows:
-        blocks = columns // BLOCK
+        if rows <= FEW_ROWS and _maker(recording, values, rows, count) == len(recording.steps) - 1:
+            recording.keep_scratch()
         codes = recording.scratch(linear_scratch_bytes(rows, columns))
-        times = -(-rows // _MOST_GROUPS)
-        groups = -(-blocks // 32), -(-rows // times), times
-        recording.run("quantise", [values, Written(codes)], [blocks, rows, count], groups)
+        quantise(recording, values, codes, columns, rows, count)
     return Input(values, codes, columns, rows, count)
+
+
+def quantise(
+    recording: Recording, values: Range, codes: Range, columns: int, rows: int, count: Count
+) -> None:
+    """Quantises rows. If the dispatch that makes these rows can quantise them, it does."""
+    at = _maker(recording, values, rows, count)
+    if at is not None and not any(map(codes.overlaps, _ranges(recording.steps[at:]))):
+        maker = recording.steps[at]
+        assert isinstance(maker, Dispatch)
+        ranges, constants = (*maker.ranges[:-1], Written(codes)), (*maker.constants[:-1], 1)
+        recording.steps[at] = replace(maker, ranges=ranges, constants=constants)
+        return
+    blocks, times = columns // BLOCK, -(-rows // _MOST_GROUPS)
+    groups = -(-blocks // 32), -(-rows // times), times
+    recording.run("quantise", [values, Written(codes)], [blocks, rows, count], groups)
+
+
+def _maker(recording: Recording, values: Range, rows: int, count: Count) -> int | None:
+    """Returns the number of the step that makes these rows if it can quantise them, and if at most a post
+    follows it."""
+    for at in range(len(recording.steps) - 1, max(-1, len(recording.steps) - 4), -1):
+        step = recording.steps[at]
+        if isinstance(step, Dispatch) and step.shader != "post":
+            return at if _can_quantise(step, values, rows, count) else None
+    return None
+
+
+def _can_quantise(step: Dispatch, values: Range, rows: int, count: Count) -> bool:
+    """Returns whether a dispatch makes these rows and can quantise them: a norm of whole rows with its values
+    in registers, or attention to whole blocks of a head."""
+    if step.shader == "norm":
+        of, *_, held, quantised = step.constants
+        fits = step.groups == (1, rows, 1) and of == count and held > 0
+    elif step.shader == "attention_merge":
+        _, quantised = step.constants
+        first_row, _, head_dim, *_ = struct.unpack(f"<{len(step.push) // 4}I", step.push)
+        fits = first_row == 0 and step.groups[2] == rows and head_dim % BLOCK == 0 and count == Count.TOKENS
+    else:
+        return False
+    *_, target, _ = step.ranges
+    assert isinstance(target, Written)
+    return target.range.is_same(values) and fits and not quantised
+
+
+def _ranges(steps: Sequence[object]) -> Iterator[Range]:
+    """Returns the ranges of all dispatches among these steps."""
+    for step in steps:
+        for each in step.ranges if isinstance(step, Dispatch) else ():
+            yield each.range if isinstance(each, Written) else each
 
 
 def product(

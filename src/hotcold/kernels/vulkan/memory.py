@@ -29,6 +29,17 @@ class Range:
         assert self.memory is not None
         return self.memory
 
+    def is_same(self, other: Range) -> bool:
+        return (self.memory, self.offset, self.nbytes) == (other.memory, other.offset, other.nbytes)
+
+    def overlaps(self, other: Range) -> bool:
+        same_memory = self.memory is other.memory
+        return same_memory and max(self.offset, other.offset) < min(self.end, other.end)
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
     def part(self, offset: int, nbytes: int) -> Range:
         """Returns bytes ``offset`` to ``offset + nbytes`` of this range."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
@@ -49,6 +60,11 @@ class DeviceBuffer:
     def width(self) -> int:
         """Values of one row."""
         return math.prod(self.shape[1:])
+
+    @property
+    def host(self) -> npt.NDArray[np.uint8] | None:
+        """The bytes, if the buffer is in host memory."""
+        return self.range.held.host
 
     @property
     def row_bytes(self) -> int:

@@ -27,11 +27,14 @@ OPERATIONS = (
     "a product and a sum", "a sum of three", "a dot of signed bytes", "rounding to an integer",
     "a float16's value", "rounding to float16", "a division by 127", "a division of 127", "exp",
     "a sum over a group", "a maximum over a group", "changing half a word", "a comparison", "a quotient",
-    "a square root",
+    "a square root", "a float16's value by hardware",
 )  # fmt: skip
 #: The specification allows errors here. With them, the last places of results differ from other devices'.
-MAY_ERR = ("a quotient", "a square root")
-_FLOATS = (True, True, True, False, True, False, True, True, True, True, True, False, False, True, True)
+INEXACT = ("a quotient", "a square root")
+#: If this errs, shaders use integers.
+HARDWARE_HALVES = "a float16's value by hardware"
+MAY_ERR = (*INEXACT, HARDWARE_HALVES)
+_INTEGERS = ("rounding to an integer", "rounding to float16", "changing half a word", "a comparison")
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def _check(name: str, expected: npt.NDArray[np.generic], *given: npt.NDArray[np.
     for i, column in enumerate(given):
         words[:, i] = np.ascontiguousarray(column).reshape(-1).view(np.uint32)
     results = np.ascontiguousarray(expected).reshape(-1).view(np.uint32)
-    return Check(name, words, results, _FLOATS[OPERATIONS.index(name)])
+    return Check(name, words, results, name not in _INTEGERS)
 
 
 @cache
@@ -169,6 +172,7 @@ def _roundings(random: np.random.Generator, floats: Callable[..., Floats]) -> li
     return [
         _check("rounding to an integer", np.rint(ties).astype(np.int32), ties),
         _check("a float16's value", halves.astype(np.float32)),
+        _check(HARDWARE_HALVES, halves.astype(np.float32)),
         _check("rounding to float16", to_half.astype(np.float16).view(np.uint16).astype(np.uint32), to_half),
         _check("a division by 127", amax.view(np.float32) / np.float32(127), amax),
         _check("a division of 127", np.float32(127) / amax.view(np.float32), amax),
@@ -218,13 +222,13 @@ def _shown(check: Check, word: np.uint32) -> str:
     return repr(float(word.view(np.float32))) if check.floats else str(word)
 
 
-_probed: dict[tuple[str, str, str], bool] = {}  # by device and driver
+_probed: dict[tuple[str, str, str], frozenset[str]] = {}  # by device and driver
 
 
-def rounds_exactly(device: _native.VulkanDevice) -> bool:
-    """Checks the device. Returns whether it also rounds quotients and square roots correctly: then its
-    results equal those of any other such device, bit for bit. GPUError: the device computes a needed
-    operation wrongly."""
+def errors(device: _native.VulkanDevice) -> frozenset[str]:
+    """Checks the device. Returns the operations of :data:`MAY_ERR` that err: without one of :data:`INEXACT`
+    the device's results equal those of any other such device, bit for bit. GPUError: the device computes a
+    needed operation wrongly."""
     info = device.info
     key = info.uuid, info.name, info.driver
     if key not in _probed:
@@ -232,19 +236,19 @@ def rounds_exactly(device: _native.VulkanDevice) -> bool:
     return _probed[key]
 
 
-def check_results(info: _native.VulkanDeviceInfo, device_results: list[Words]) -> bool:
-    """Checks a device's results; result and errors as in :func:`rounds_exactly`."""
-    exact = True
+def check_results(info: _native.VulkanDeviceInfo, device_results: list[Words]) -> frozenset[str]:
+    """Checks a device's results; result and errors as in :func:`errors`."""
+    erring = set()
     for check, words in zip(checks(), device_results, strict=True):
         wrong = check.wrong(words)
         if not len(wrong):
             continue
         if check.name in MAY_ERR:
-            exact = False
+            erring.add(check.name)
             continue
         at = int(wrong[0])
         got, expected = _shown(check, words[at]), _shown(check, check.expected[at])
         error = f"{check.name} gives {got} instead of {expected} ({len(wrong)} of {len(words)} are wrong)"
         advice = "hotcold cannot rely on this driver; update it, or choose another `gpu`"
         raise GPUError(f"{info.name} ({info.driver}): {error}: {advice}")
-    return exact
+    return frozenset(erring)

@@ -85,12 +85,18 @@ class Recording:
         self.scratch_bytes = 0
         self._work = 0
         self._scratch = 0
+        self._previous_scratch = 0  #: of the previous op
         #: Words in host memory that shaders set on an invalid step, with the functions that raise the error.
         self.statuses: list[Status] = []
 
     def new_op(self) -> None:
         """Frees the previous op's scratch."""
-        self._scratch = 0
+        self._previous_scratch, self._scratch = self._scratch, 0
+
+    def keep_scratch(self) -> None:
+        """Keeps the previous op's scratch, which a dispatch of both ops reads."""
+        self._scratch = max(self._scratch, self._previous_scratch)
+        self._previous_scratch = 0
 
     def scratch(self, nbytes: int) -> Range:
         """Returns memory for the current op; its content is undefined."""

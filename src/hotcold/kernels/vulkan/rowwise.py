@@ -14,6 +14,8 @@ from hotcold.kernels.vulkan.matrix import DeviceMatrix
 from hotcold.kernels.vulkan.memory import shape_of
 from hotcold.kernels.vulkan.recording import Recording, Written
 
+_MOST_HELD = 40  #: values that an invocation of norm.comp keeps in registers
+
 
 def norm(recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows) -> None:
     shape = recording.memory.own(x).shape
@@ -39,12 +41,14 @@ def norm(recording: Recording, x: Buffer, norm: Norm, out: Buffer, rows: Rows) -
         source if each is None else recording.memory.vector(f"norm {what}", each, *weight_shape)
         for what, each in (("weight", norm.weight), ("bias", norm.bias))
     ]
+    held = -(-width // 256)
+    kinds = [int(rows), int(norm.centre), int(norm.bias is not None), int(weight is not None)]
     recording.run(
         "norm",
-        [source, *vectors, Written(target)],
+        [source, *vectors, Written(target), source],
         [width, math.prod(weight_shape[:-1]), float(norm.eps)],
         (values // width, recording.rows_of(rows), 1),
-        [int(rows), int(norm.centre), int(norm.bias is not None), int(weight is not None)],
+        [*kinds, held if held <= _MOST_HELD else 0, 0],
     )
 
 

@@ -6,6 +6,7 @@ from hotcold.kernels.vulkan.attention import attention_scratch_bytes
 from hotcold.kernels.vulkan.ffn import ffn_scratch_bytes
 from hotcold.kernels.vulkan.ffn_weights import LEAVES, FFNShape, leaves_together
 from hotcold.kernels.vulkan.linear import (
+    FEW_ROWS,
     heads_scratch_bytes,
     linear_scratch_bytes,
     predict_scratch_bytes,
@@ -43,7 +44,10 @@ def _program_bytes(shape: StepShape, limits: BatchLimits, rows: int) -> int:
         decode, inner = min(rows, limits.decode), shape.heads * shape.head_dim
         ops.append(linear_scratch_bytes(rows, max(shape.dim, inner, shape.inner)))
         ops += [heads_scratch_bytes(rows, shape.heads, columns) for columns in shape.head_columns]
-        ops.append(attention_scratch_bytes(limits, rows, shape.heads, shape.kv_heads, shape.head_dim))
+        attention = attention_scratch_bytes(limits, rows, shape.heads, shape.kv_heads, shape.head_dim)
+        if rows <= FEW_ROWS:  # attention quantises its rows for the next product
+            attention += aligned(linear_scratch_bytes(rows, inner))
+        ops.append(attention)
         if shape.experts > 1:
             ops.append(aligned(4 * rows * shape.experts) + aligned(linear_scratch_bytes(rows, shape.dim)))
         for neurons, experts in ((shape.hot, shape.experts), (shape.shared, 1)):

@@ -5,6 +5,7 @@ nothing to the mean, so no up row of a neuron with a zero gate is read."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hotcold.kernels.backend import Batch, Buffer, Matrix, Norm
 from hotcold.model.ffn.feed_forward import NO_NEURONS, FeedForward, LayerFFNs
@@ -34,6 +35,7 @@ class NormedShape:
 
     neurons: int
     activation: str  #: one of :data:`ACTIVATIONS`
+    ops: ClassVar[tuple[str, ...]] = ()  #: ops that some backends lack
 
     @property
     def buffers(self) -> dict[str, Shape]:

@@ -130,17 +130,23 @@ class AttentionWeights:
         if self.k is not None:
             turned.append((k, shape.rope, self.k_norm))
 
+        def normalise(batch: Batch) -> None:
+            for rows, _, norm in turned:
+                if norm is not None:
+                    ops.norm(rows, norm, batch, rows)
+
         def mix(read: Buffer, batch: Batch, out: Buffer, *, add: bool) -> None:
             ops.linear(read, self._inputs, batch, inputs)
             if self.v_norm is not None and self.k is not None:
                 ops.norm(k if self.v is None else v, self.v_norm, batch, v)
-            for rows, rope, norm in turned:
-                if norm is not None and not shape.rotated_norms:
-                    ops.norm(rows, norm, batch, rows)
+            # A GPU computes neighbouring ops at the same time if they share no buffer.
+            if not shape.rotated_norms:
+                normalise(batch)
+            for rows, rope, _ in turned:
                 if rope is not None:
                     ops.rope(rows, device.ropes[rope], batch)
-                if norm is not None and shape.rotated_norms:
-                    ops.norm(rows, norm, batch, rows)
+            if shape.rotated_norms:
+                normalise(batch)
             if self.k is not None:
                 ops.store_kv(k, v, batch, k_cache, v_cache)
             ops.attention(

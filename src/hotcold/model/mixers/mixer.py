@@ -44,7 +44,7 @@ class MixerShape:
     window: int | None = None  #: positions that a row attends to; None: all up to its own
     pages_of: int | None = None  #: the layer whose pages it reads; None: its own
     head_columns: tuple[int, ...] = ()  #: columns of matrices with rows for each head
-    ops: tuple[str, ...] = ()  #: ``StateOps`` that some backends lack
+    ops: tuple[str, ...] = ()  #: ops that some backends lack
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
