@@ -41,7 +41,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "tests" / "data" / "templates" 
 TASK = "greet.py must print: hello, world. Mend it, then say what you did."
 WRONG, RIGHT = 'print("hullo, world")\n', 'print("hello, world")\n'
 SAID = "Done: greet.py prints hello, world."
-#: The task of a real model: three steps, each of which a small model can do.
+#: The task of a real model: three steps, and a small model can do each.
 STEPS = "Read greet.py, replace hullo by hello in it, and run python3 greet.py. Then say what it printed."
 _PATIENCE_S, _REAL_PATIENCE_S = 300, 3600
 _CONTEXT = 32768  # tokens of a real model's context

@@ -133,7 +133,7 @@ def _anthropic_whole(reply: dict[str, Any]) -> list[Choice]:
 
 
 def _arguments(input: dict[str, Any]) -> str:
-    """The arguments of a call, of which a whole reply shows those that were cut off as a text."""
+    """The arguments of a call. A whole reply shows incomplete arguments as a text."""
     return str(input["cut_off_arguments"]) if "cut_off_arguments" in input else json.dumps(input)
 
 

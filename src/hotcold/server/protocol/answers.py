@@ -50,7 +50,7 @@ class Answer:
 
     @property
     def calls_tools(self) -> bool:
-        """Whether the answer ended to call tools. A stop string may have cut off the last call."""
+        """True if the answer ended to call tools. A stop string may have cut off the last call."""
         if self.last is None or self.finish_reason != "stop" or not self.calls:
             return False
         return self.last.stop is None or are_complete(self.calls[-1].text)

@@ -155,7 +155,8 @@ class ToolSchema:
     same as an absent keyword."""
 
     def read(self, value: Any, param: str) -> dict[str, Any]:
-        return _without_null_keywords(Anything().read(value, param))
+        keywords: dict[str, Any] = _without_null_keywords(Anything().read(value, param))
+        return keywords
 
     def schema(self) -> Schema:
         return Anything().schema()
