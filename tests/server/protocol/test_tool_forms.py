@@ -96,6 +96,12 @@ def test_other_tools_are_refused(tool: dict[str, Any]) -> None:
         TOOLS.read([tool], "tools")
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+def test_a_list_without_parts_is_an_empty_text(role: str) -> None:
+    message = {"role": role, "content": [], "tool_call_id": "t1"}
+    assert chat.parse({"messages": [message, USER]}, facts()).messages[0]["content"] == ""
+
+
 BLOCKS = [
     {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
     {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},

@@ -76,7 +76,8 @@ def left_out(kind: str) -> str:
 
 
 class Content:
-    """A text, or a list of text parts. Templates that support parts get them unchanged."""
+    """A text, or a list of text parts. Templates that support parts get them unchanged. An empty list is an
+    empty text, since templates read the first part of a list."""
 
     def __init__(self, part: Kind) -> None:
         self._kind = Either(
@@ -85,8 +86,8 @@ class Content:
 
     def read(self, value: Any, param: str) -> str | list[dict[str, str]]:
         found: str | list[dict[str, str]] = self._kind.read(value, param)
-        if isinstance(found, str):
-            return found
+        if isinstance(found, str) or not found:
+            return found or ""
         return [{"type": "text", "text": part.get("text") or part.get("refusal", "")} for part in found]
 
     def schema(self) -> Schema:
