@@ -82,7 +82,7 @@ def run(
                 not_begun += 1
                 continue
             result = failure(case, backend, wanted(case))
-            note_seen(results_file, case, result)
+            note_checked(results_file, case, result)
         wrong, same_bits = result
         checked += 1
         same += same_bits
@@ -106,7 +106,7 @@ def read_checked(file: Path | None) -> dict[str, tuple[str, bool]]:
     return {case: (wrong, same) for case, wrong, same in map(json.loads, file.read_text().splitlines())}
 
 
-def note_seen(file: Path | None, case: Case, result: tuple[str, bool]) -> None:
+def note_checked(file: Path | None, case: Case, result: tuple[str, bool]) -> None:
     if file is not None:
         with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps([str(case), *result]) + "\n")

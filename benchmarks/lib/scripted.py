@@ -1,17 +1,20 @@
-"""A server whose model's answers are written beforehand, for programs that no small model can work for: HTTP,
-dialects, chat template, tools and grammars are Hotcold's own, only the tokens are not computed."""
+"""Servers in this process that record what clients ask. The model's answers are written beforehand, for
+programs that no small model can work for, or a real model computes them. HTTP, dialects, chat template, tools
+and grammars are Hotcold's own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hotcold.api.async_llm import AsyncLLM
 from hotcold.engine.generation import Piece
 from hotcold.engine.request import Grammar, Job, RequestError, Timings
 from hotcold.grammar.constraint import Grammars
@@ -106,6 +109,37 @@ class ScriptedLLM:
 
 
 @dataclass
+class Reading:
+    """The work of one answer of a real model."""
+
+    prompt: int  #: tokens of the prompt
+    reused: int  #: tokens of the prompt that came from the prefix cache
+    reading_s: float  #: time from the start to the first token
+    tokens: int = 0  #: tokens of the answer
+    writing_s: float = 0.0  #: time from the first token to the end
+    end: str | None = None  #: the finish reason; None: the client went away
+
+
+class NotedLLM(AsyncLLM):
+    """A real model that notes the work of each answer."""
+
+    readings: list[Reading]
+
+    async def stream(self, job: Job) -> AsyncGenerator[Piece, None]:
+        reading, first = None, 0.0
+        async with contextlib.aclosing(super().stream(job)) as pieces:
+            async for piece in pieces:
+                if reading is None:
+                    first = time.perf_counter()
+                    start = piece.timings.started or first
+                    reading = Reading(piece.prompt_tokens, piece.reused, round(first - start, 1))
+                    self.readings.append(reading)
+                reading.tokens += len(piece.ids)
+                reading.writing_s, reading.end = round(time.perf_counter() - first, 1), piece.finish_reason
+                yield piece
+
+
+@dataclass
 class Exchange:
     """A request that was answered."""
 
@@ -150,12 +184,31 @@ class Recorder:
 class Scripted:
     url: str
     exchanges: list[Exchange] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)  #: of a real model's answers
+
+
+def scripted_server(
+    model: Path, template: str, answer: Callable[[str], str]
+) -> AbstractContextManager[Scripted]:
+    """Runs a server whose answers ``answer`` gives."""
+    return _server(lambda _: ScriptedLLM(model, template, answer), "scripted", Settings(port=0, log=False))
+
+
+def noted_server(model: Path, context: int) -> AbstractContextManager[Scripted]:
+    """Runs a server whose answers a real model computes, with patience for long prompts."""
+
+    def llm(server: Scripted) -> NotedLLM:
+        noted = NotedLLM(model, sequences=2, context=context)
+        noted.readings = server.readings
+        return noted
+
+    # The likeliest tokens: small models err often enough.
+    return _server(llm, "model", Settings(port=0, log=False, timeout_s=3600, sampling={"temperature": 0}))
 
 
 @contextmanager
-def scripted_server(model: Path, template: str, answer: Callable[[str], str]) -> Iterator[Scripted]:
+def _server(make: Callable[[Scripted], Any], name: str, settings: Settings) -> Iterator[Scripted]:
     """Runs a server on a free port of this machine, in a thread."""
-    settings = Settings(port=0, log=False)
     sockets = listening_sockets(settings)
     host, port = sockets[0].getsockname()[:2]
     scripted = Scripted(f"http://{host}:{port}")
@@ -163,8 +216,8 @@ def scripted_server(model: Path, template: str, answer: Callable[[str], str]) ->
     stops: list[Callable[[], object]] = []
 
     async def run() -> None:
-        llm: Any = ScriptedLLM(model, template, answer)
-        service = Service(llm, settings, "scripted")
+        llm = make(found)
+        service = Service(llm, settings, name)
         await service.load()
         server = http_server(service, None, lambda app: Recorder(app, scripted.exchanges))
         stop = asyncio.Event()
@@ -177,7 +230,7 @@ def scripted_server(model: Path, template: str, answer: Callable[[str], str]) ->
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     if not started.wait(60):
-        raise SystemExit("the scripted server did not start")
+        raise SystemExit("the server did not start")
     try:
         yield scripted
     finally:

@@ -4,12 +4,18 @@
     npm install -g @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai
     python benchmarks/serving/agents.py -m SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/serving/agents.py -m FILE --only codex --record FOLDER
+    python benchmarks/serving/agents.py -m qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --real
 
 Small models cannot work for agents, and large ones take long: here HTTP, dialects, chat template, tools and
 grammars are those of `hotcold serve`, and the script is what a good model would have answered. An agent gets
 a folder with a wrong program, and passes if the program is right afterwards and every request was answered.
 Agents that are not on the path are left out. `--record` keeps requests and answers. The file gives the
-vocabulary alone. The last line of stdout is a JSON object: what each asked, and whether it passed."""
+vocabulary alone.
+
+With `--real` the file's model answers, and agents leave out what they can do without. The output shows the
+tokens and the time of each answer. An agent must also have shown what the program prints.
+
+The last line of stdout is a JSON object: what each asked, and whether it passed."""
 
 from __future__ import annotations
 
@@ -21,28 +27,29 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.scripted import Exchange, scripted_server
+from lib.scripted import Exchange, noted_server, scripted_server
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "tests" / "data" / "templates" / "qwen2.5.jinja"
 TASK = "greet.py must print: hello, world. Mend it, then say what you did."
 WRONG, RIGHT = 'print("hullo, world")\n', 'print("hello, world")\n'
 SAID = "Done: greet.py prints hello, world."
-_PATIENCE_S = 300
+#: The task of a real model: three steps, and a small model can do each.
+STEPS = "Read greet.py, replace hullo by hello in it, and run python3 greet.py. Then say what it printed."
+_PATIENCE_S, _REAL_PATIENCE_S = 300, 3600
+_CONTEXT = 32768  # tokens of a real model's context
 _EDIT = f"""greet.py has a typo.
 
 greet.py
 ```python
-<<<<<<< SEARCH
-{WRONG}=======
-{RIGHT}>>>>>>> REPLACE
-```
+{RIGHT}```
 """
 
 
@@ -127,73 +134,99 @@ def opencode_settings(url: str) -> dict[str, Any]:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
-        "models": {"scripted": {"limit": limit}},
+        "models": {"scripted": {"limit": limit}, "model": {"limit": {**limit, "context": _CONTEXT}}},
     }
-    return {"provider": {"hotcold": provider}}
+    unneeded = ("task", "todowrite", "webfetch", "skill", "glob", "grep")
+    return {
+        "provider": {"hotcold": provider},
+        "agent": {"lean": {"mode": "primary", "tools": dict.fromkeys(unneeded, False)}},
+    }
 
 
 @dataclass(frozen=True)
 class Agent:
-    command: Callable[[str], list[str]]  #: by the server's address
-    environment: Callable[[str], dict[str, str]]
+    command: Callable[[str, str, str], list[str]]  #: by the server's address, the model and the task
+    environment: Callable[[str, str], dict[str, str]]  #: by the server's address and the model
     answer: Callable[[str], str]
+    lean: tuple[str, ...] = ()  #: arguments that leave out what the task does not need
 
 
 AGENTS = {
     "aider": Agent(
-        lambda url: [
-            *("aider", "--model", "openai/scripted", "--edit-format", "diff", "--no-git", "--yes-always"),
+        lambda url, model, task: [
+            *("aider", "--model", f"openai/{model}", "--edit-format", "diff", "--no-git", "--yes-always"),
             *("--no-show-model-warnings", "--no-check-update", "--analytics-disable", "--no-pretty"),
-            *("--message", TASK, "greet.py"),
+            *("--message", task, "greet.py"),
         ],
-        lambda url: {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": "none"},
+        lambda url, model: {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": "none"},
         aider,
+        # The format that aider chooses for models that it does not know.
+        ("--edit-format", "whole", "--map-tokens", "0", "--auto-test", "--test-cmd", "python3 greet.py"),
     ),
     "codex": Agent(
-        lambda url: [
+        lambda url, model, task: [
             *("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
             # A name for which Codex has settings of its own: it then offers its custom tool.
-            *("-m", "gpt-5.5", "-c", "model_provider=hotcold", "-c", "model_providers.hotcold.name=Hotcold"),
+            *("-m", "gpt-5.5" if model == "scripted" else model, "-c", "model_provider=hotcold"),
+            *("-c", "model_providers.hotcold.name=Hotcold"),
             *("-c", f"model_providers.hotcold.base_url={url}/v1"),
-            *("-c", "model_providers.hotcold.wire_api=responses", TASK),
+            *("-c", "model_providers.hotcold.wire_api=responses", task),
         ],
-        lambda url: {},
+        lambda url, model: {},
         codex,
+        (
+            *("-c", 'web_search="disabled"', "-c", f"model_context_window={_CONTEXT}"),
+            *("--disable", "goals", "--disable", "multi_agent", "--disable", "tool_suggest"),
+            *("--disable", "view_image", "--disable", "apps", "--disable", "plugins"),
+        ),
     ),
     "claude": Agent(
-        lambda url: ["claude", "-p", TASK, "--allowedTools", "Read,Write,Edit,Bash"],
-        lambda url: {
+        lambda url, model, task: ["claude", "-p", task, "--allowedTools", "Read,Write,Edit,Bash"],
+        lambda url, model: {
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_API_KEY": "none",
-            "ANTHROPIC_MODEL": "scripted",
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "scripted",
+            "ANTHROPIC_MODEL": model,
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": model,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },
         claude,
+        ("--bare", "--tools", "Read,Edit,Bash", "--disable-slash-commands"),
     ),
     "qwen": Agent(
-        lambda url: ["qwen", "--yolo", "--auth-type", "openai", "-m", "scripted", "-p", TASK],
-        lambda url: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "scripted"},
+        lambda url, model, task: ["qwen", "--yolo", "--auth-type", "openai", "-m", model, "-p", task],
+        lambda url, model: {
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": "none",
+            "OPENAI_MODEL": model,
+        },
         qwen,
+        ("--bare", "--core-tools", "read_file", "edit", "run_shell_command"),
     ),
     "opencode": Agent(
-        lambda url: ["opencode", "run", "-m", "hotcold/scripted", TASK],
-        lambda url: {"OPENCODE_CONFIG_CONTENT": json.dumps(opencode_settings(url))},
+        lambda url, model, task: ["opencode", "run", "-m", f"hotcold/{model}", task],
+        lambda url, model: {"OPENCODE_CONFIG_CONTENT": json.dumps(opencode_settings(url))},
         opencode,
+        ("--agent", "lean", "--title", "greet"),
     ),
 }
 
 
-def run(agent: Agent, url: str, home: Path) -> tuple[str, int, bool]:
+def run(agent: Agent, url: str, home: Path, real: bool) -> tuple[str, int, bool]:
     """Runs an agent; returns all that it showed, its exit code, and whether the program is right."""
+    model, task, patience_s = ("model", STEPS, _REAL_PATIENCE_S) if real else ("scripted", TASK, _PATIENCE_S)
     work = home / "work"
     work.mkdir()
     (work / "greet.py").write_text(WRONG)
     # Nothing of this user's settings or keys comes along, and none of theirs stays.
     environment = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    environment |= {"HOME": str(home), "CODEX_HOME": str(home), "TERM": "dumb", **agent.environment(url)}
+    environment |= {
+        "HOME": str(home),
+        "CODEX_HOME": str(home),
+        "TERM": "dumb",
+        **agent.environment(url, model),
+    }
     done = subprocess.run(
-        agent.command(url),
+        [*agent.command(url, model, task), *(agent.lean if real else ())],
         cwd=work,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -201,9 +234,10 @@ def run(agent: Agent, url: str, home: Path) -> tuple[str, int, bool]:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=_PATIENCE_S,
+        timeout=patience_s,
     )
-    return done.stdout.replace(str(home), "~"), done.returncode, (work / "greet.py").read_text() == RIGHT
+    right = (work / "greet.py").read_text() == RIGHT and (not real or "hello, world" in done.stdout)
+    return done.stdout.replace(str(home), "~"), done.returncode, right
 
 
 def kept(exchanges: list[Exchange], folder: Path) -> None:
@@ -223,6 +257,7 @@ def main() -> int:
     add("-m", "--model", type=Path, required=True, help="GGUF file that gives the vocabulary")
     add("--only", nargs="+", choices=AGENTS, default=[*AGENTS])
     add("--record", type=Path, metavar="FOLDER", help="keeps requests and answers here")
+    add("--real", action="store_true", help="the file's model answers; it should call tools")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     template = TEMPLATE.read_text(encoding="utf-8")
@@ -231,17 +266,22 @@ def main() -> int:
             print(f"{name} is not on the path, and is left out", flush=True)
             continue
         agent = AGENTS[name]
-        with (
-            tempfile.TemporaryDirectory() as home,
-            scripted_server(options.model, template, agent.answer) as server,
-        ):
-            output, code, right = run(agent, server.url, Path(home))
+        serving = (
+            noted_server(options.model, _CONTEXT)
+            if options.real
+            else scripted_server(options.model, template, agent.answer)
+        )
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as home, serving as server:
+            output, code, right = run(agent, server.url, Path(home), options.real)
         asked = Counter(f"{each.method} {each.path} {each.status}" for each in server.exchanges)
         results[name] = {
             "passed": right and code == 0 and all(each.status < 400 for each in server.exchanges),
             "code": code,
             "right": right,
             "asked": dict(asked),
+            "minutes": round((time.perf_counter() - start) / 60, 1),
+            "answers": [asdict(each) for each in server.readings],
         }
         print(f"--- {name}\n{output}\n{json.dumps(results[name])}", flush=True)
         if options.record:

@@ -49,7 +49,7 @@ const uint NEURONS = 256 / LANES;                // at most 32
 const uint TOTALS = (TILE + LANES - 1) / LANES;  // most totals of an invocation
 
 shared float partial[TILE * 256];
-shared uint fires;      // a bit for each of these neurons
+shared uint active_gates;  // a bit for each of these neurons
 shared uint listed_at;  // the position of the first of them in the second list
 
 // The number of an expert's row at a position among the computed rows.
@@ -97,7 +97,7 @@ void finish(Tile tile, Expert e, uint t, uint i, float gate, float total) {
     precise float v = with_bias(bias_of(STAGE), e.begin + i, total);
     const bool named = !MASKED || (mask_word(row_of(choice), e, i / 32) >> i % 32 & 1) != 0;
     if (STAGE == GATE) {
-        if (SKIP && named && v > threshold) atomicOr(fires, 1u << gl_LocalInvocationID.x % NEURONS);
+        if (SKIP && named && v > threshold) atomicOr(active_gates, 1u << gl_LocalInvocationID.x % NEURONS);
         values[at] = v;
         return;
     }
@@ -122,7 +122,7 @@ void main() {
     const uint count = LISTED == 0 ? every : lists[LISTED == 1 ? number : most_tiles + number];
     if (begin >= count) return;
     fill_code_pairs(TYPE, own, 256);
-    if (own == 0) fires = 0;
+    if (own == 0) active_gates = 0;
 
     inputs = tile.count;
     [[unroll]] for (uint t = 0; t < TILE; ++t) {  // constant positions, so that they are in registers
@@ -158,8 +158,8 @@ void main() {
     }
     if (STAGE != GATE || !SKIP) return;
     barrier();
-    if (own == 0 && fires != 0) listed_at = atomicAdd(lists[most_tiles + number], bitCount(fires));
+    if (own == 0 && active_gates != 0) listed_at = atomicAdd(lists[most_tiles + number], bitCount(active_gates));
     barrier();
-    if (own < NEURONS && (fires >> own & 1) != 0)
-        lists[list_at(1, number, listed_at + bitCount(fires & (1u << own) - 1))] = i;
+    if (own < NEURONS && (active_gates >> own & 1) != 0)
+        lists[list_at(1, number, listed_at + bitCount(active_gates & (1u << own) - 1))] = i;
 }

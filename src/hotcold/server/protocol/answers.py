@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 from hotcold.chat.stream import AnswerStream, Part, PartKind
 from hotcold.engine.generation import Piece
+from hotcold.server.protocol.arguments import are_complete
 
 BlockKind: TypeAlias = Literal["content", "reasoning", "call"]
 #: Kind of a part -> kind of its block.
@@ -46,6 +47,13 @@ class Answer:
     @property
     def calls(self) -> list[Block]:
         return [block for block in self.blocks if block.kind == "call"]
+
+    @property
+    def calls_tools(self) -> bool:
+        """True if the answer ended to call tools. A stop string may have cut off the last call."""
+        if self.last is None or self.finish_reason != "stop" or not self.calls:
+            return False
+        return self.last.stop is None or are_complete(self.calls[-1].text)
 
     def text(self, kind: BlockKind = "content") -> str:
         return "".join(block.text for block in self.blocks if block.kind == kind)

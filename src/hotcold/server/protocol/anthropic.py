@@ -53,6 +53,12 @@ _RESULT = Shape(
     }
 )
 _USERS = Tagged("type", {"text": TEXT_PART, "tool_result": _RESULT}, ONLY_TEXT)
+#: The assistant's blocks of tools that ran elsewhere, which are left out.
+_ELSEWHERE = (
+    "bash_code_execution_tool_result", "code_execution_tool_result", "container_upload", "mcp_tool_result",
+    "mcp_tool_use", "server_tool_use", "text_editor_code_execution_tool_result", "tool_search_tool_result",
+    "web_fetch_tool_result", "web_search_tool_result",
+)  # fmt: skip
 _OWN = Tagged(
     "type",
     {
@@ -66,6 +72,7 @@ _OWN = Tagged(
                 "input": Field(Anything(), required=True),
             }
         ),
+        **dict.fromkeys(_ELSEWHERE, Shape({})),
     },
 )
 _MESSAGE = Tagged(

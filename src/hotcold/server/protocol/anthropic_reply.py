@@ -93,7 +93,7 @@ class MessagesReply(Reply):
         reason = "end_turn"
         if piece.finish_reason == "length":
             reason = "max_tokens"
-        elif answer.calls:
+        elif answer.calls_tools:
             reason = "tool_use"
         elif piece.stop is not None:
             reason = "stop_sequence"

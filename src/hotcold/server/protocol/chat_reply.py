@@ -99,5 +99,4 @@ def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _reason(answer: Answer) -> str | None:
     """Returns why the answer ended."""
-    reason = answer.finish_reason
-    return "tool_calls" if reason == "stop" and answer.calls else reason
+    return "tool_calls" if answer.calls_tools else answer.finish_reason

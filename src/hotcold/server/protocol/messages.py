@@ -47,6 +47,7 @@ _OWN_PART = Tagged(
 _UNREADABLE = {
     "image": "picture", "image_url": "picture", "input_image": "picture", "document": "document",
     "file": "file", "input_file": "file", "audio": "sound", "input_audio": "sound", "video": "video",
+    "tool_reference": "tool reference",
 }  # fmt: skip
 
 
@@ -75,7 +76,8 @@ def left_out(kind: str) -> str:
 
 
 class Content:
-    """A text, or a list of text parts. Templates that support parts get them unchanged."""
+    """A text, or a list of text parts. Templates that support parts get them unchanged. An empty list is an
+    empty text, since templates read the first part of a list."""
 
     def __init__(self, part: Kind) -> None:
         self._kind = Either(
@@ -84,8 +86,8 @@ class Content:
 
     def read(self, value: Any, param: str) -> str | list[dict[str, str]]:
         content: str | list[dict[str, str]] = self._kind.read(value, param)
-        if isinstance(content, str):
-            return content
+        if isinstance(content, str) or not content:
+            return content or ""
         return [{"type": "text", "text": part.get("text") or part.get("refusal", "")} for part in content]
 
     def schema(self) -> Schema:
@@ -143,16 +145,67 @@ MESSAGE = Tagged(
 )  # fmt: skip
 MESSAGES = Items(MESSAGE, 1, MAX_MESSAGES)
 
+#: Keywords whose value is a constant, or has constants.
+_CONSTANTS = ("const", "default", "enum", "example", "examples")
+#: Keywords whose value has schemas by name.
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+class ToolSchema:
+    """A JSON Schema of arguments. Programs in Go write null for a keyword without a value, so null means the
+    same as an absent keyword."""
+
+    def read(self, value: Any, param: str) -> dict[str, Any]:
+        keywords: dict[str, Any] = _without_null_keywords(Anything().read(value, param))
+        return keywords
+
+    def schema(self) -> Schema:
+        return Anything().schema()
+
+
+def _without_null_keywords(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_null_keywords(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    keywords: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if value is None and keyword not in ("const", "default"):
+            continue
+        if keyword in _NAMED_SCHEMAS and isinstance(value, dict):
+            value = {name: _without_null_keywords(each) for name, each in value.items()}
+        elif keyword not in _CONSTANTS:
+            value = _without_null_keywords(value)
+        keywords[keyword] = value
+    return keywords
+
+
 _FUNCTION = Shape(
     {
         "name": Field(FUNCTION_NAME, required=True),
         "description": Field(Text()),
-        "parameters": Field(Anything(), note="JSON Schema of the arguments."),
+        "parameters": Field(ToolSchema(), note="JSON Schema of the arguments."),
         "strict": Field(Flag(), note="Has no effect: arguments always match the schema."),
     }
 )
 _TOOL = Tagged("type", {"function": Shape({"function": Field(_FUNCTION, required=True)})})
-TOOLS = Items(_TOOL, 0)
+
+
+class Tool:
+    """A tool. The type is optional, as in Ollama: functions are the only tools."""
+
+    def read(self, value: Any, param: str) -> dict[str, Any]:
+        if isinstance(value, dict) and value.get("type") is None and "function" in value:
+            value = {**value, "type": "function"}
+        return _TOOL.read(value, param)
+
+    def schema(self) -> Schema:
+        function = _TOOL.shapes["function"].schema()
+        untyped = {**function, "properties": {**function["properties"], "type": {"type": "null"}}}
+        return {"anyOf": [_TOOL.schema(), untyped]}
+
+
+TOOLS = Items(Tool(), 0)
 
 _NAMED_FUNCTION = Field(Shape({"name": Field(Text(1, 256), required=True)}), required=True)
 _ONE_TOOL = Tagged("type", {"function": Shape({"function": _NAMED_FUNCTION})})

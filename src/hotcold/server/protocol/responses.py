@@ -153,6 +153,7 @@ FIELDS: Fields = {
     "previous_response_id": Field(Text(1, 256), None, "The response that this conversation continues."),
     "conversation": Field(Neutral(), note="Use previous_response_id."),
     "background": Field(Neutral((False,))),
+    "metadata": Field(Anything(), None, "The response repeats it."),
     "truncation": Field(Neutral(("disabled",))),
     "prompt": Field(Neutral()),
     "context_management": Field(Neutral(([],))),
@@ -250,7 +251,7 @@ def _repeated_fields(values: Mapping[str, Any], call: ChatCall) -> dict[str, Any
         "tool_choice": values["tool_choice"] or "auto",
         "tools": [each for each in values["tools"] or () if each["type"] not in HOSTED],
         "truncation": "disabled",
-        "metadata": {},
+        "metadata": values["metadata"] or {},
     }
 
 
