@@ -21,6 +21,7 @@ constexpr int64_t kPlainPiece = 192 << 10;  // bytes of plain rows that stay in 
 constexpr int kArrangedRows = 24;           // of them at once, whatever their length
 constexpr int kDecodedRows = 16;            // quantised ones that are decoded at once: see ops/row_tiles.h
 constexpr int kMostDecoded = 64;            // times so many tokens, whose sums stay in L2
+constexpr int kLeastTiled = 16;             // the fewest tokens that tiles of bytes multiply
 
 // One step's numbers; see hotcold.kernels.backend.Batch.
 struct Batch {

@@ -52,9 +52,10 @@ inline int64_t ffn_piece_scratch(const Ffn& f, int tokens) {
     return most * kNeuronScratch + 64 + levels * tokens * sums_of(f.dim()) * 4;
 }
 
-// ffn_hidden: up values of one piece's rows and 64 tokens, and what its products take.
-constexpr int kUpTile = 64;
-constexpr int64_t kUpTileBytes = kMaxPieceRows * kUpTile * 4;
+// ffn_hidden: up values of one piece's rows and kUpTile tokens, and the scratch of its products. Tiles take
+// more tokens at a time, since rows are decoded again for the next ones.
+constexpr int kUpTile = 64, kTiledUpTile = 256;
+constexpr int64_t kUpTileBytes = kMaxPieceRows * kTiledUpTile * 4;
 static_assert(kUpTileBytes + kDotScratch <= int64_t(kLocalBytes), "a piece's tile must fit");
 
 // ffn_prompt_down: for each token of a tile the sums of all levels and of the leaf under way, 32 decoded rows

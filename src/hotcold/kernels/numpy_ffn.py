@@ -100,15 +100,19 @@ class ReferenceFFN:
         panels = panel_bytes(self.down.tensor.type, self.down.shape[0]) if self.runs else (down, 0)
         return gate, up, *panels
 
-    def coefficients(self, x: Floats, gates: Floats | None = None) -> tuple[Bools, Floats]:
-        """The neurons whose gates fire, and the coefficients of their down rows; both ``[T, N]``, as gates
-        that were computed before."""
-        up = self.up.dot(x)
+    def coefficients(
+        self, x: Floats, gates: Floats | None = None, math: str = "same", decode: int = 0
+    ) -> tuple[Bools, Floats]:
+        """The neurons whose gates are active, and the coefficients of their down rows; both ``[T, N]``, as
+        gates that were computed before. ``math`` is that of the rows behind the decode rows."""
+        up = self.up.dot(x, math, decode)
         if gates is not None:
             return activated(self, gates, up)
-        return activated(self, up, None) if self.gate is None else activated(self, self.gate.dot(x), up)
+        if self.gate is None:
+            return activated(self, up, None)
+        return activated(self, self.gate.dot(x, math, decode), up)
 
-    def down_sum(self, coefficients: Floats) -> Floats:
+    def down_sum(self, coefficients: Floats, math: str = "same", decode: int = 0) -> Floats:
         """``[T, N]`` -> ``[T, D]``, with the bias.
 
         Here in any order. Other backends add rows by neuron in one that the shape alone decides, so that
@@ -119,7 +123,7 @@ class ReferenceFFN:
         1, 2 and 3, ...), then neighbouring pairs, and so on; the last one without a neighbour goes up as it
         is, and so does a sum beside one to which nothing was added."""
         if self.dense:
-            y = self.down.dot(coefficients)
+            y = self.down.dot(coefficients, math, decode)
         else:
             y = coefficients @ (self.down.values if self.down_layout == "by_neuron" else self.down.values.T)
         return y if self.down_bias is None else y + self.down_bias
@@ -255,6 +259,7 @@ class FFNStep:
     ids: Ints | None  # [T, k]
     factors: Floats | None  # [T, k]
     gates: Floats | None = None  # [T, N]
+    math: str = "same"  # of prompt rows
 
     def run(self, w: ReferenceFFN | ReferenceExperts) -> tuple[Floats, tuple[Masks, Masks], Counts]:
         """``y`` ``[T, D]``; what fired, and the strongest of each expert, ``[n_decode, words]``; what was
@@ -277,7 +282,7 @@ class FFNStep:
             if self.mask is not None:
                 candidates = unpack_mask(self.mask[decode, words], part.neurons)
             gates = None if self.gates is None else self.gates[rows]
-            fires, coefficients = part.coefficients(self.x[rows], gates)
+            fires, coefficients = part.coefficients(self.x[rows], gates, self.math, len(decode))
             fires, own = fires[: len(decode)], coefficients[: len(decode)]
             own[~candidates] = 0
             fired[decode, words] = pack_mask(own != 0)
@@ -286,7 +291,7 @@ class FFNStep:
             if gates is not None:  # rows of up are read first, of those that fire
                 candidates, gated = gated, candidates[:0]
             counts += part.count(candidates, gated, added)
-            y[rows] += factors * part.down_sum(coefficients)
+            y[rows] += factors * part.down_sum(coefficients, self.math, len(decode))
         return y, (fired, strongest), counts
 
     def _rows_of(self, expert: int) -> tuple[Ints, Floats]:

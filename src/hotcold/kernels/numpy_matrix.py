@@ -9,6 +9,7 @@ import numpy as np
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels import checks
 from hotcold.kernels.backend import Floats
+from hotcold.kernels.numpy_tiles import tile_dot
 
 INPUT_BLOCK = 32  #: number of input values that share a scale
 #: A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
@@ -59,8 +60,12 @@ class ReferenceMatrix:
     def values(self) -> Floats:
         return self.tensor.dequantise()
 
-    def dot(self, x: Floats) -> Floats:
-        """``[..., columns]`` -> ``[..., rows]``, with the bias; quantised weights quantise ``x`` first."""
+    def dot(self, x: Floats, math: str = "same", decode: int = 0) -> Floats:
+        """``[..., columns]`` -> ``[..., rows]``, with the bias; quantised weights quantise ``x`` first.
+        ``math``: of the rows of ``x`` behind the first ``decode`` (:mod:`~hotcold.kernels.numpy_tiles`)."""
+        if math == "fast" or (math == "split" and not self.quantised):
+            tiled = tile_dot(x[decode:], self.values, self.tensor.type.name, math)
+            return np.concatenate([self.dot(x[:decode]), tiled if self.bias is None else tiled + self.bias])
         if self.quantised:
             codes, scales = quantise_input(x)
             x = (codes * scales).reshape(x.shape)

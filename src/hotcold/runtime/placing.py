@@ -129,7 +129,7 @@ class Decision:
 
     def open(self, options: AllOptions, layers: int) -> Devices:
         """GPUMemoryError: a GPU has no room for this. GPUError: it cannot be used."""
-        cold = open_backend(options["backend"], options["threads"])
+        cold = open_backend(options["backend"], options["threads"], options["prompt_math"])
         if self.placement is None:
             return Devices.of(cold, layers)
         if self.on_gpus:
@@ -143,7 +143,7 @@ class Decision:
         threads = options["hot_threads"]
         if threads is None and options["hot_backend"] == "cpu":
             threads = cold.threads  # as many: threads that wait offer their cores to the other side's
-        return open_backend(options["hot_backend"], threads)
+        return open_backend(options["hot_backend"], threads, options["prompt_math"])
 
 
 def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Decision:

@@ -53,7 +53,8 @@ class _Scoring:
 
 class Scorer:
     """Runs windows of tokens through a model as decode rows, several consecutive positions a step. Causality
-    is by position, so this gives the same logits as one row a step."""
+    is by position, so this gives the same logits as one row a step. Where `prompt_math` gives prompt rows
+    bits of their own, they are prompt rows, so that a comparison measures it."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -80,7 +81,8 @@ class Scorer:
                 stop = min(start + batch.limits.decode, len(window) - 1)
                 rows = reservation.put(batch, start, window[start:stop])
                 batch.logits_rows[:rows] = range(rows)
-                batch.counts[:] = (rows, rows, rows, 1)
+                decode = rows if session.model.backend.prompt_math == "same" else 0
+                batch.counts[:] = (rows, decode, rows, 1)
                 session.lock.run(session.run)
                 yield session.transformer.read_logits(0, rows)
         finally:
