@@ -1,6 +1,7 @@
 // Picks the kernels that this processor can run.
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "isa/processor.h"
 #include "isa/table.h"
@@ -18,15 +19,49 @@ namespace {
                                states_##shared};                                                      \
         return &k;                                                                                    \
     }
+// The same where tiles are in place of many products.
+#define HC_TILED_0(shared, tiles) nullptr
+#define HC_TILED_1(shared, tiles)                                                                        \
+    [] {                                                                                                 \
+        static const Kernels k = with_tiles(                                                             \
+            {products_##shared, row_sums_##shared, ffn_sums_##shared, floats_##shared, states_##shared}, \
+            tiles);                                                                                      \
+        return &k;                                                                                       \
+    }
 #define HC_CONCAT(a, b) a##b
 #define HC_KERNELS(built, isa, shared) HC_CONCAT(HC_KERNELS_, built)(isa, shared)
+#define HC_TILED(built, shared, tiles) HC_CONCAT(HC_TILED_, built)(shared, tiles)
+
+Kernels with_tiles(Kernels k, const TileProducts& tiles) {
+    k.name = tiles.name;
+    k.product = tiles.product;
+    k.ffn_hidden = tiles.ffn_hidden;
+    k.tile_input = tiles.tile_input;
+    return k;
+}
 
 // The instruction sets that this compiler knows.
 struct Known {
     const char* name;
     const Kernels* (*kernels)();
 };
+// Those whose tiles are plain loops, for tests: no processor has them as its best.
+constexpr Known kLoops[] = {
+#ifdef HC_LOOPS_AVX512
+    {"avx512+loops", HC_TILED(HC_LOOPS_AVX512, avx512, tiles_loops_avx512)},
+#endif
+#ifdef HC_LOOPS_NEON
+    {"neon+loops", HC_TILED(HC_LOOPS_NEON, neon, tiles_loops_neon)},
+#endif
+#ifdef HC_LOOPS_SCALAR
+    {"scalar+loops", HC_TILED(HC_LOOPS_SCALAR, scalar, tiles_loops_scalar)},
+#endif
+    {"", nullptr},
+};
 constexpr Known kKnown[] = {
+#ifdef HC_HAVE_AMX
+    {"amx", HC_TILED(HC_HAVE_AMX, avx512, tiles_amx)},
+#endif
 #ifdef HC_HAVE_AVX512
     {"avx512", HC_KERNELS(HC_HAVE_AVX512, avx512, avx512)},
 #endif
@@ -67,6 +102,12 @@ std::vector<KnownIsa> known_isas() {
 const Kernels* find_kernels(const char* name) {
     for (const KnownIsa& isa : known_isas())
         if (isa.runs && isa.kernels && (!*name || !std::strcmp(name, isa.name))) return isa.kernels;
+    for (const Known& loops : kLoops) {
+        const char* plus = std::strchr(loops.name, '+');
+        if (plus && loops.kernels && !std::strcmp(name, loops.name) &&
+            find_kernels(std::string(loops.name, plus).c_str()))
+            return loops.kernels();
+    }
     return nullptr;
 }
 

@@ -68,12 +68,23 @@ struct StateKernels {
     void (*wkv7)(const Wkv&, const StateRows&, int64_t head, uint8_t* local);
 };
 
-struct Kernels : ByteProducts, RowSums, FfnSums, FloatKernels, StateKernels {};
+// Products by tiles, which replace those of an instruction set. tile_input writes Input::tiled for a token.
+struct TileProducts {
+    const char* name;
+    void (*tile_input)(const Input&, int token);
+    decltype(ByteProducts::product) product;
+    decltype(ByteProducts::ffn_hidden) ffn_hidden;
+};
+
+struct Kernels : ByteProducts, RowSums, FfnSums, FloatKernels, StateKernels {
+    void (*tile_input)(const Input&, int token) = nullptr;  // null: no tiles
+};
 
 // Each part is compiled once for each instruction set. Parts are constants: no code of an instruction set
 // runs before the processor is checked.
 extern const ByteProducts products_scalar, products_avx2, products_avxvnni, products_avxvnni_evex,
     products_avx512, products_neon, products_dotprod, products_i8mm;
+extern const TileProducts tiles_amx, tiles_loops_scalar, tiles_loops_avx512, tiles_loops_neon;
 extern const RowSums row_sums_scalar, row_sums_avx2, row_sums_avx512, row_sums_neon;
 extern const FfnSums ffn_sums_scalar, ffn_sums_avx2, ffn_sums_avx512, ffn_sums_neon;
 extern const FloatKernels floats_scalar, floats_avx2, floats_avx512, floats_neon;
@@ -87,7 +98,8 @@ struct KnownIsa {
 };
 std::vector<KnownIsa> known_isas();
 
-// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best.
+// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best. The suffix "+loops" selects
+// an instruction set with plain loops as its tiles.
 const Kernels* find_kernels(const char* name);
 // The best kernels. Throws std::runtime_error if this build has none for this CPU.
 const Kernels& best_kernels();

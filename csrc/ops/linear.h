@@ -6,6 +6,9 @@
 #include "ops/scratch.h"
 #include "simd/block_types.h"
 #include "simd/stream.h"
+#ifdef HC_TILES
+#include "ops/tile_dots.h"
+#endif
 
 namespace hc {
 
@@ -18,6 +21,9 @@ namespace {
 
 inline void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, const Input& in, int t0,
                  int t1, Stream& stream, const Sink& sink, uint8_t* local = nullptr) {
+#ifdef HC_TILES
+    if (tile_dots({rows, list, first, count}, in, t0, t1, sink, local)) return;
+#endif
     const auto of_type = has_small_blocks(rows.type) ? HC_OWN(block_dots) : HC_OWN(other_dots);
     of_type({rows, list, first, count}, in, t0, t1, stream, sink, local);
 }
@@ -67,8 +73,8 @@ void product(const Product& p, const Input& in, int64_t first, int64_t count, in
 }
 
 // Words [word, end) of the masks.
-void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int64_t end, int tokens,
-             const Masks& mask) {
+inline void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int64_t end,
+                    int tokens, const Masks& mask) {
     Stream ahead = stream_of(rows, word * 64, smaller(end * 64, rows.count) - word * 64);
     for (; word < end; ++word) {
         const int64_t first = word * 64, count = smaller<int64_t>(64, rows.count - first);

@@ -18,6 +18,7 @@ from hotcold.hub import names as hub_names
 from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
 from hotcold.kernels.backend import DECODE_ROWS
+from hotcold.kernels.numpy_tiles import PROMPT_MATHS
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
 from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES
@@ -188,6 +189,12 @@ def add_model_options(
         choices=BACKENDS,
         default="cpu",
         help="code that computes (default: cpu; reference: slow NumPy code for checks)",
+    )
+    add(
+        "--prompt-math",
+        choices=PROMPT_MATHS,
+        help="how a processor with AMX computes prompts: with the bits of decoding (same), float weights as "
+        "two BF16 halves (split), or all weights rounded to BF16 (fast) (default: same)",
     )
     if not sparsity:
         return
@@ -450,6 +457,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
         "context": args.ctx_size,
         "backend": args.backend,
         "cache_type": cache_type(args),
+        "prompt_math": args.prompt_math,
     }
     if "chat_template" in args:
         found["chat_template"] = chat_template(args)

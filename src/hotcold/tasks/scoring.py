@@ -53,7 +53,8 @@ class _Scoring:
 
 class Scorer:
     """Runs windows of tokens through a model as decode rows, several consecutive positions per step.
-    Causality is by position, so the logits are the same as with one row per step."""
+    Causality is by position, so the logits are the same as with one row per step. If `prompt_math` gives
+    prompt rows other bits, the windows are prompt rows, so that the result measures these bits."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -79,7 +80,8 @@ class Scorer:
                 stop = min(start + batch.limits.decode, len(window) - 1)
                 rows = reservation.put(batch, start, window[start:stop])
                 batch.logits_rows[:rows] = range(rows)
-                batch.counts[:] = (rows, rows, rows, 1)
+                decode = rows if session.model.backend.prompt_math == "same" else 0
+                batch.counts[:] = (rows, decode, rows, 1)
                 session.lock.run(session.run)
                 yield session.transformer.read_logits(0, rows)
         finally:
