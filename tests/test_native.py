@@ -19,7 +19,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 #: With the stand-in for AVX-VNNI, which runs wherever AVX-512 does.
 ISAS_OF_X86 = ["scalar", "avx2", "avxvnni", "avxvnni_evex", "avx512"]
-#: Sets that compile tiles alone, and the set whose products have the same bits.
+#: Sets that compile only tiles: the set whose products have the same bits.
 TILED = {"amx": "avx512", "avx512+loops": "avx512", "scalar+loops": "scalar"}
 ISAS_OF_ARM = ["neon", "dotprod", "i8mm"]
 WHOLE = ["scalar", "avx2", "avx512", "neon"]  #: that have all kernels of their own
@@ -140,23 +140,17 @@ def test_dots_of_bytes_in_one_instruction_are_those_in_three(native: Path, isa: 
 
 @pytest.mark.skipif(not X86, reason="needs x86")
 @pytest.mark.parametrize(("isa", "base"), TILED.items())
-def test_products_by_tiles_are_those_of_vectors(native: Path, isa: str, base: str) -> None:
-    """Bit by bit, whatever number of tokens; all other ops are those of the set that is shared."""
+def test_products_by_tiles_have_the_bits_of_vectors(native: Path, isa: str, base: str) -> None:
+    """For any number of tokens. Prompt math has the bits of the plain loops that
+    tests/kernels/test_tiles.py compares with the specification."""
     command = [str(native)]
     assert check(command, isa)[1] == check(command, base, "dots")[1]
-
-
-@pytest.mark.skipif(not X86, reason="needs x86")
-@pytest.mark.parametrize("isa", ["amx", "avx512+loops"])
-def test_prompt_math_is_that_of_plain_loops(native: Path, isa: str) -> None:
-    """Which tests/kernels/test_tiles.py compares with the specification."""
-    command = [str(native)]
     assert check(command, isa, "maths")[1] == check(command, "scalar+loops", "maths")[1]
 
 
 @pytest.mark.skipif(not X86 or shutil.which("objdump") is None, reason="needs objdump for x86")
 def test_tiles_are_multiplied_without_calls(native: Path) -> None:
-    """Each loop that multiplies tiles has loads of tiles, products and a store, and configures nothing."""
+    """Loops that multiply tiles only load tiles, multiply and store: no calls, no configuration."""
     files = list(native.parent.glob("**/hotcold_isa_amx.dir/**/tiles.cpp.o"))
     if not files:
         pytest.skip("this compiler does not know AMX")

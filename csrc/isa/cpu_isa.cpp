@@ -19,14 +19,12 @@ namespace {
                                states_##shared};                                                      \
         return &k;                                                                                    \
     }
-// The same where tiles are in place of many products.
+// The same with products by tiles.
 #define HC_TILED_0(shared, tiles) nullptr
-#define HC_TILED_1(shared, tiles)                                                                        \
-    [] {                                                                                                 \
-        static const Kernels k = with_tiles(                                                             \
-            {products_##shared, row_sums_##shared, ffn_sums_##shared, floats_##shared, states_##shared}, \
-            tiles);                                                                                      \
-        return &k;                                                                                       \
+#define HC_TILED_1(shared, tiles)                                                    \
+    [] {                                                                             \
+        static const Kernels k = with_tiles(*HC_KERNELS_1(shared, shared)(), tiles); \
+        return &k;                                                                   \
     }
 #define HC_CONCAT(a, b) a##b
 #define HC_KERNELS(built, isa, shared) HC_CONCAT(HC_KERNELS_, built)(isa, shared)
@@ -45,8 +43,8 @@ struct Known {
     const char* name;
     const Kernels* (*kernels)();
 };
-// Those whose tiles are plain loops, for tests: no processor has them as its best.
-constexpr Known kLoops[] = {
+constexpr Known kKnown[] = {
+// Tiles as plain loops, for tests: known_isas() leaves them out.
 #ifdef HC_LOOPS_AVX512
     {"avx512+loops", HC_TILED(HC_LOOPS_AVX512, avx512, tiles_loops_avx512)},
 #endif
@@ -56,9 +54,6 @@ constexpr Known kLoops[] = {
 #ifdef HC_LOOPS_SCALAR
     {"scalar+loops", HC_TILED(HC_LOOPS_SCALAR, scalar, tiles_loops_scalar)},
 #endif
-    {"", nullptr},
-};
-constexpr Known kKnown[] = {
 #ifdef HC_HAVE_AMX
     {"amx", HC_TILED(HC_HAVE_AMX, avx512, tiles_amx)},
 #endif
@@ -100,13 +95,12 @@ std::vector<KnownIsa> known_isas() {
 }
 
 const Kernels* find_kernels(const char* name) {
-    for (const KnownIsa& isa : known_isas())
-        if (isa.runs && isa.kernels && (!*name || !std::strcmp(name, isa.name))) return isa.kernels;
-    for (const Known& loops : kLoops) {
-        const char* plus = std::strchr(loops.name, '+');
-        if (plus && loops.kernels && !std::strcmp(name, loops.name) &&
-            find_kernels(std::string(loops.name, plus).c_str()))
-            return loops.kernels();
+    const std::string base(name, std::strcspn(name, "+"));
+    for (const KnownIsa& isa : known_isas()) {
+        if (!isa.runs || !isa.kernels || (*name && base != isa.name)) continue;
+        if (base == name) return isa.kernels;
+        for (const Known& loops : kKnown)
+            if (!std::strcmp(loops.name, name)) return loops.kernels();
     }
     return nullptr;
 }

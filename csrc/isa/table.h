@@ -68,7 +68,7 @@ struct StateKernels {
     void (*wkv7)(const Wkv&, const StateRows&, int64_t head, uint8_t* local);
 };
 
-// Products by tiles, which replace those of an instruction set. tile_input writes Input::tiled for a token.
+// Products by tiles, in place of an instruction set's. tile_input writes Input::tiled for a token.
 struct TileProducts {
     const char* name;
     void (*tile_input)(const Input&, int token);
@@ -98,8 +98,8 @@ struct KnownIsa {
 };
 std::vector<KnownIsa> known_isas();
 
-// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best. The suffix "+loops" selects
-// an instruction set with plain loops as its tiles.
+// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best. The suffix "+loops"
+// selects an instruction set with plain loops as its tiles.
 const Kernels* find_kernels(const char* name);
 // The best kernels. Throws std::runtime_error if this build has none for this CPU.
 const Kernels& best_kernels();

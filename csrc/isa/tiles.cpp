@@ -1,5 +1,5 @@
-// The products of tiles: compiled with the flags of the instruction set that has all other kernels (HC_ISA),
-// once for AMX and once as plain loops. HC_TILES names the table.
+// Products of tiles, for AMX or as plain loops. HC_ISA is the instruction set with all other kernels,
+// HC_TILES the name of the table.
 #include "isa/table.h"
 #include "ops/ffn_hidden.h"
 

@@ -1,6 +1,5 @@
-// Quantised rows times many tokens by tiles of bytes. An instruction gives the dots of one block, 16 rows
-// with 16 tokens; they are added as the dots of a vector's lanes are, so a row has the bits that decoding
-// gives it.
+// Quantised rows times many tokens by tiles of bytes. An instruction computes the dot products of one block,
+// 16 rows with 16 tokens. They are added in the order of a vector's lanes, so a row has the bits of decoding.
 #pragma once
 #include "ops/row_tiles.h"
 #include "simd/tiles.h"
@@ -8,12 +7,13 @@
 namespace hc {
 namespace {
 
-// Blocks in the order in which tiles take them up: those of the vector's first lane, then those of the next.
+// Place of a block in the order of tiles: all blocks of a vector's first lane, then all of the next lane.
 HC_INLINE int64_t place_of(int64_t block, int64_t blocks) {
     return block % Vec::width * ((blocks + Vec::width - 1) / Vec::width) + block / Vec::width;
 }
 
-// Stores the words of 16 rows side by side, for blocks [0, lanes) of a group: those of block b at to(b).
+// Stores a word of each of 16 rows together, for blocks [0, lanes) of a group: to(b) is the address for block
+// b.
 template <class To> HC_INLINE void store_rows(const float (*rows)[kLanes], int lanes, To&& to) {
     for (int b = 0; b < lanes; b += 4)
         for (int r = 0; r < kTile; r += Vec::width) {
@@ -23,7 +23,7 @@ template <class To> HC_INLINE void store_rows(const float (*rows)[kLanes], int l
         }
 }
 
-// 16 decoded rows. Each block has its codes as signed bytes without an offset, then scales and minima.
+// 16 decoded rows. Each block has codes as signed bytes without an offset, then scales and minima.
 template <class B> struct ByteRows {
     static constexpr int scales = B::halves ? 2 : 1, minima = B::has_minimum ? scales : 0;
     static constexpr int block_floats = kTile * (kBlock / 4 + scales + minima);
@@ -38,11 +38,11 @@ template <class B> struct ByteRows {
 
     void decode(const RowOf<B>* rows, int count) {
         alignas(64) float words[kBlock / 4 + scales + minima][kTile][kLanes] = {};
-        Room<B, 1> room;
+        GroupScratch<B, 1> scratch;
         for (int64_t first = 0; first < blocks; first += kLanes) {
             for (int r = 0; r < count; ++r)
                 for_lanes(blocks, first, [&](int lanes, int l, int n) HC_INLINE_LAMBDA {
-                    const Group<B> group = group_of<B>(rows[r], blocks, first, lanes, l, room);
+                    const Group<B> group = group_of<B>(rows[r], blocks, first, lanes, l, scratch);
                     has_minimum = group.has_minimum();
                     I unit[B::units];
                     group.load(l, n, unit);
@@ -52,7 +52,7 @@ template <class B> struct ByteRows {
                         Vec::store(words[P + W * B::parts][r] + l, Vec::as_float(codes));
                     });
                     const Head head = group.head(l, n);
-                    float(*factor)[kTile][kLanes] = words + kBlock / 4;
+                    float (*factor)[kTile][kLanes] = words + kBlock / 4;
                     Vec::store(factor[0][r] + l, head.scale);
                     if constexpr (B::halves) Vec::store(factor[1][r] + l, head.high_scale);
                     if constexpr (B::has_minimum) Vec::store(factor[scales][r] + l, head.minimum);
@@ -68,7 +68,7 @@ template <class B> struct ByteRows {
     }
 
   private:
-    // Codes without their offset: no byte borrows of its neighbour.
+    // Subtracts the offset from each byte; no byte borrows from its neighbour.
     static HC_INLINE I signed_codes(I codes) {
         if constexpr (B::signed_codes || B::offset == 0) return codes;
         const I high = Vec::set1_i(int(0x80808080)), offset = Vec::set1_i(B::offset * 0x01010101);
@@ -76,30 +76,21 @@ template <class B> struct ByteRows {
     }
 };
 
-// The input of a tile of tokens. If there are fewer than 16, the last one's scales fill the rest.
-struct TokenTile {
-    const Input& in;
-    const uint8_t* codes;
-    const float* scales[kTile];
-    const int32_t *sums[kTile], *low_sums[kTile];
-
-    TokenTile(const Input& input, int first, int tokens) : in(input), codes(input.tiled_row(first)) {
-        for (int t = 0; t < kTile; ++t) {
-            const int token = first + smaller(t, tokens - 1);
-            scales[t] = in.scales(token);
-            sums[t] = in.sums(token);
-            low_sums[t] = in.low_sums(token);
-        }
-    }
-};
-
-// Sums of one lane's blocks, in dot_group's order.
-template <class B>
-HC_NOINLINE void sum_lane(const ByteRows<B>& rows, const TokenTile& x, int lane, float (&to)[kTile][kTile]) {
+// Adds one lane's blocks for tokens [first, first + tokens), in dot_group's order. With fewer than 16 tokens
+// the last one's scales fill the tile.
+template <class B> HC_NOINLINE void sum_lane(const ByteRows<B>& rows, const Input& in, int first, int tokens,
+                                             int lane, float (&to)[kTile][kTile]) {
     constexpr int H = ByteRows<B>::scales, V = kTile / Vec::width;
     F sum[kTile * V];  // in registers: every index is a constant
     unroll<0, kTile * V>([&](auto i) HC_INLINE_LAMBDA { sum[decltype(i)::value] = Vec::zero(); });
-    const int64_t stride = x.in.tiled_bytes();
+    const float* scales[kTile];
+    const int32_t *sums[kTile], *low_sums[kTile];
+    for (int t = 0; t < kTile; ++t) {
+        const int token = first + smaller(t, tokens - 1);
+        scales[t] = in.scales(token);
+        sums[t] = in.sums(token);
+        low_sums[t] = in.low_sums(token);
+    }
     int64_t place = place_of(lane, rows.blocks);
     for (int64_t b = lane; b < rows.blocks; b += Vec::width, ++place) {
         const float* block = rows.block(place);
@@ -107,7 +98,7 @@ HC_NOINLINE void sum_lane(const ByteRows<B>& rows, const TokenTile& x, int lane,
         alignas(64) int32_t dots[H][kTile][kTile];
         unroll<0, H>([&](auto half) HC_INLINE_LAMBDA {
             constexpr int h = decltype(half)::value, bytes = kBlock / H;
-            Tiles::multiply<bytes>(x.codes + place * kBlock + h * bytes, stride,
+            Tiles::multiply<bytes>(in.tiled_row(first) + place * kBlock + h * bytes, in.tiled_bytes(),
                                    (const uint8_t*)block + h * bytes * kTile, dots[h]);
         });
         unroll<0, V>([&](auto vector) HC_INLINE_LAMBDA {
@@ -120,7 +111,7 @@ HC_NOINLINE void sum_lane(const ByteRows<B>& rows, const TokenTile& x, int lane,
             }
             unroll<0, kTile>([&](auto token) HC_INLINE_LAMBDA {
                 constexpr int t = decltype(token)::value;
-                const float dx = x.scales[t][b];
+                const float dx = scales[t][b];
                 F& s = sum[t * V + v];
                 for (int h = 0; h < H; ++h) {
                     const F dot = Vec::to_float(Vec::load_i(dots[h][t] + v * Vec::width));
@@ -128,10 +119,10 @@ HC_NOINLINE void sum_lane(const ByteRows<B>& rows, const TokenTile& x, int lane,
                 }
                 if constexpr (B::has_minimum)
                     if (!B::halves || rows.has_minimum) {
-                        const int32_t low = B::halves ? x.low_sums[t][b] : x.sums[t][b];
+                        const int32_t low = B::halves ? low_sums[t][b] : sums[t][b];
                         s = Vec::fma(minimum[0], Vec::set1(dx * float(low)), s);
                         if constexpr (B::halves)
-                            s = Vec::fma(minimum[1], Vec::set1(dx * float(x.sums[t][b] - low)), s);
+                            s = Vec::fma(minimum[1], Vec::set1(dx * float(sums[t][b] - low)), s);
                     }
             });
         });
@@ -142,7 +133,7 @@ HC_NOINLINE void sum_lane(const ByteRows<B>& rows, const TokenTile& x, int lane,
     });
 }
 
-// Dots of 16 rows with a token from the sums of its lanes, added as Vec::sum adds a vector's.
+// Adds the sums of a token's lanes in the order of Vec::sum: the dot products of 16 rows.
 HC_INLINE void sum_lanes(const float (*lanes)[kTile][kTile], int token, float (&to)[kTile]) {
     for (int v = 0; v < kTile; v += Vec::width) {
         F leaf[Vec::width];
@@ -167,11 +158,10 @@ template <class B> void tile_dots_of_bytes(const SomeRows& some, const Input& in
         const int64_t share = coming.share((t1 - t0 + kTile - 1) / kTile * Vec::width);
         for (int t = t0; t < t1; t += kTile) {
             const int tokens = smaller(kTile, t1 - t);
-            const TokenTile x(in, t, tokens);
             alignas(64) float lanes[Vec::width][kTile][kTile];
             for (int lane = 0; lane < Vec::width; ++lane) {
                 coming.fetch(share);
-                sum_lane<B>(decoded, x, lane, lanes[lane]);
+                sum_lane<B>(decoded, in, t, tokens, lane, lanes[lane]);
             }
             for (int i = 0; i < tokens; ++i) {
                 float dots[kTile];

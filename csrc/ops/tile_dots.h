@@ -1,4 +1,4 @@
-// Which products are computed by tiles: the one place that chooses.
+// Chooses the products that tiles compute.
 #pragma once
 #include "ops/tile_bytes.h"
 #include "ops/tile_halves.h"
@@ -6,9 +6,9 @@
 namespace hc {
 namespace {
 
-// Computes dots of rows with tokens [t0, t1), if that is for tiles. -> whether. Tiles of bytes multiply
-// quantised rows with 16 tokens or more: the bits are those of vectors. Tiles of BF16 numbers multiply all
-// prompt rows for which the prompt math asks for them: their bits must not depend on the number of tokens.
+// Multiplies rows by tokens [t0, t1) if tiles compute this product; returns true if they do. Tiles of bytes
+// multiply quantised rows by 16 tokens or more, with the bits of vectors. Tiles of BF16 numbers multiply any
+// number of prompt rows if the prompt math asks for them: bits must not depend on the number of tokens.
 inline bool tile_dots(const SomeRows& rows, const Input& in, int t0, int t1, const Sink& sink,
                       uint8_t* local) {
     if (!in.tiled || !local) return false;

@@ -145,19 +145,19 @@ class Program {
         bool quantised, plain;
         void with(const Rows& rows) { (is_quantised(rows.type) ? quantised : plain) = true; }
     };
-    // `plain_math`: prompt rows are computed as decode rows are, in every prompt math.
+    // `plain_math`: prompt rows are computed like decode rows in every prompt math.
     void prepare(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows, std::function<int64_t()> rows,
                  bool plain_math = false);
-    // Takes the memory of Input::tiled, if tiles may multiply this input; records the step that writes it.
+    // Takes memory for Input::tiled if tiles may multiply this input. tile() records the step that writes it.
     bool take_tiled(ScratchPlan&, std::shared_ptr<Input>, bool quantised, int64_t max_rows);
     void tile(std::shared_ptr<Input>, std::function<int64_t()> rows);
-    // Whether tiles multiply any of so many rows of a step.
+    // True if tiles multiply any of a step's `rows`.
     bool any_tiled(int64_t rows) const {
         return math_ == kSameMath ? rows >= kLeastTiled : batch_.prompt_count() > 0;
     }
-    // Runs ffn_hidden for all rows, the first `decode` of which are decode rows.
+    // Runs ffn_hidden for all rows; the first `decode` are decode rows.
     void hidden(const Ffn&, int64_t first, int64_t count, int decode, int tokens, uint8_t* local) const;
-    // Calls run(input, t0, t1) for all rows; for decode and prompt rows where these have another math.
+    // Calls run(input, t0, t1) for all rows; separately for decode and prompt rows if their math differs.
     template <class Run> static void by_kind(const Input& in, int decode, int tokens, Run&& run) {
         if (!in.tiled || in.math == kSameMath) decode = 0;
         if (decode) run(in.without_tiles(), 0, decode);

@@ -1,5 +1,5 @@
-// Products of tiles, 16 rows of weights with 16 tokens: Intel's AMX or, with the same bits, plain loops, with
-// which tests run all that surrounds the instructions.
+// Products of tiles, 16 rows of weights with 16 tokens: Intel's AMX or, with the same bits, plain loops.
+// Tests use the loops to run all other code of tile products on every machine.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -15,59 +15,57 @@ namespace {
 
 constexpr int kTile = 16;  // rows or tokens of a tile
 
-// Tokens are rows of bytes, so many bytes apart. Of weights, word w of 16 rows (four bytes of each) lie side
-// by side, then word w + 1. Sums are [token][row].
+HC_INLINE float float_of(uint32_t bits) {
+    float v;
+    std::memcpy(&v, &bits, 4);
+    return v;
+}
+
+// Two tiles of tokens and two tiles of weights; their sums are [token tile][row tile][token * 16 + row]. A
+// token is a row of bytes. Weights have tiles of 64 bytes a row: word w of 16 rows (four bytes of each row),
+// then word w + 1.
+constexpr int kWeightTile = kTile * 64;
+using TileSums = float[2][2][kTile * kTile];
 struct FloatTiles {
-    const uint8_t *x, *w;              // 32 BF16 numbers of each token; of each row
-    int64_t token_bytes, chunk_bytes;  // between tokens; between chunks of weights
-    int64_t low_x, low_w;              // from high halves to low ones
-    bool has_low_x, has_low_w;
+    const uint8_t *x, *w;  // the first 32 BF16 numbers of each token and of each row
+    int64_t token_bytes;   // from one token to the next
+    int64_t low_x, low_w;  // offsets of the low halves; 0: none
 };
 
 #ifdef HC_TILES_AMX
 struct Tiles {
     static constexpr const char* name = "amx";
-    // Configures the thread for tiles of 16 tokens, `bytes` of each, until release().
+    // Configures the thread for tokens of `bytes` in a tile, until release().
     static void configure(int bytes) {
         alignas(64) uint8_t config[64] = {1};
-        const auto set = [&](int tile, int rows, int row_bytes) {
-            config[16 + 2 * tile] = uint8_t(row_bytes);
-            config[48 + tile] = uint8_t(rows);
-        };
-        for (int tile = 0; tile < 4; ++tile) set(tile, kTile, 64);
-        for (int tile = 4; tile < 6; ++tile) set(tile, kTile, bytes);
-        for (int tile = 6; tile < 8; ++tile) set(tile, bytes / 4, 64);
-        // GCC may otherwise move the stores behind the instruction that reads them.
+        for (int tile = 0; tile < 8; ++tile) {  // 0 to 3 are sums, 4 and 5 tokens, 6 and 7 weights
+            config[16 + 2 * tile] = uint8_t(tile / 2 == 2 ? bytes : 64);
+            config[48 + tile] = uint8_t(tile / 2 == 3 ? bytes / 4 : kTile);
+        }
+        // Without it GCC may move the stores behind the instruction that reads them.
         asm volatile("" ::"r"(config) : "memory");
         _tile_loadconfig(config);
     }
     static void release() { _tile_release(); }
 
-    // sums = the products of `Bytes` signed bytes of tokens and rows.
+    // sums[token][row] = the products of `Bytes` signed bytes of each token and row.
     template <int Bytes> static HC_INLINE void multiply(const uint8_t* x, int64_t stride, const uint8_t* w,
                                                         int32_t (*sums)[kTile]) {
+        asm volatile("" ::: "memory");  // GCC does not know what tile loads read
         _tile_zero(0);
         _tile_loadd(4, x, stride);
         _tile_loadd(6, w, 64);
         _tile_dpbssd(0, 4, 6);
         _tile_stored(0, sums, 64);
     }
-    // sums[token tile][row tile] += the products of `chunks` times 32 BF16 numbers; 0 at first.
-    static HC_NOINLINE void multiply(const FloatTiles& of, int64_t chunks, bool begun,
-                                     float (*sums)[2][256]) {
-        const int64_t token_tile = kTile * of.token_bytes, row_tile = chunks * of.chunk_bytes;
-        asm volatile("" ::: "memory");  // the loads of tiles do not say what they read
-        if (begun) {
-            _tile_loadd(0, sums[0][0], 64);
-            _tile_loadd(1, sums[0][1], 64);
-            _tile_loadd(2, sums[1][0], 64);
-            _tile_loadd(3, sums[1][1], 64);
-        } else {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
+    // Adds the products of `chunks` times 32 BF16 numbers.
+    static HC_NOINLINE void multiply(const FloatTiles& of, int64_t chunks, TileSums& sums) {
+        const int64_t token_tile = kTile * of.token_bytes, row_tile = chunks * kWeightTile;
+        asm volatile("" ::: "memory");
+        _tile_loadd(0, sums[0][0], 64);
+        _tile_loadd(1, sums[0][1], 64);
+        _tile_loadd(2, sums[1][0], 64);
+        _tile_loadd(3, sums[1][1], 64);
         const auto add = [&](const uint8_t* x, const uint8_t* w) HC_INLINE_LAMBDA {
             _tile_loadd(4, x, of.token_bytes);
             _tile_loadd(5, x + token_tile, of.token_bytes);
@@ -79,10 +77,10 @@ struct Tiles {
             _tile_dpbf16ps(3, 5, 7);
         };
         for (int64_t i = 0; i < chunks; ++i) {
-            const uint8_t *x = of.x + i * 64, *w = of.w + i * of.chunk_bytes;
+            const uint8_t *x = of.x + i * 64, *w = of.w + i * kWeightTile;
             add(x, w);
-            if (of.has_low_x) add(x + of.low_x, w);
-            if (of.has_low_w) add(x, w + of.low_w);
+            if (of.low_x) add(x + of.low_x, w);
+            if (of.low_w) add(x, w + of.low_w);
         }
         _tile_stored(0, sums[0][0], 64);
         _tile_stored(1, sums[0][1], 64);
@@ -105,22 +103,18 @@ struct Tiles {
                     sums[t][r] += int8_t(x[t * stride + i]) * int8_t(w[i / 4 * 64 + 4 * r + i % 4]);
             }
     }
-    static void multiply(const FloatTiles& of, int64_t chunks, bool begun, float (*sums)[2][256]) {
-        for (int tile = 0; tile < 4; ++tile) {
-            const uint8_t* x0 = of.x + tile / 2 * kTile * of.token_bytes;
-            const uint8_t* w0 = of.w + tile % 2 * chunks * of.chunk_bytes;
-            for (int i = 0; i < kTile * kTile; ++i) {
-                float& sum = sums[tile / 2][tile % 2][i];
-                if (!begun) sum = 0;
-                for (int64_t c = 0; c < chunks; ++c) {
-                    const uint8_t* x = x0 + i / kTile * of.token_bytes + c * 64;
-                    const uint8_t* w = w0 + i % kTile * 4 + c * of.chunk_bytes;
+    static void multiply(const FloatTiles& of, int64_t chunks, TileSums& sums) {
+        for (int token = 0; token < 2 * kTile; ++token)
+            for (int row = 0; row < 2 * kTile; ++row) {
+                const uint8_t* x = of.x + token * of.token_bytes;
+                const uint8_t* w = of.w + row / kTile * chunks * kWeightTile + row % kTile * 4;
+                float& sum = sums[token / kTile][row / kTile][token % kTile * kTile + row % kTile];
+                for (int64_t i = 0; i < chunks; ++i, x += 64, w += kWeightTile) {
                     sum = add(sum, x, w);
-                    if (of.has_low_x) sum = add(sum, x + of.low_x, w);
-                    if (of.has_low_w) sum = add(sum, x, w + of.low_w);
+                    if (of.low_x) sum = add(sum, x + of.low_x, w);
+                    if (of.low_w) sum = add(sum, x, w + of.low_w);
                 }
             }
-        }
     }
 
   private:
@@ -128,10 +122,7 @@ struct Tiles {
     static double value(const uint8_t* p) {
         uint16_t half;
         std::memcpy(&half, p, 2);
-        const uint32_t bits = uint32_t(half) << 16;
-        float v;
-        std::memcpy(&v, &bits, 4);
-        return double(flushed(v));
+        return double(flushed(float_of(uint32_t(half) << 16)));
     }
     // The order of hotcold.kernels.numpy_tiles.add_tile.
     static float add(float sum, const uint8_t* x, const uint8_t* w) {

@@ -276,8 +276,8 @@ def test_another_user_of_the_session_leaves_nothing_to_be_found() -> None:
 def test_the_built_in_model_gives_the_same_bits(
     sparsity: str, cache_type: str, math: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second turn: probabilities too are those of the same tokens alone, and it reads only what is new. The
-    predictors name nothing, so decode rows are not what prompt rows are, as in a prompt's own math."""
+    """A second turn has the probabilities of the same tokens alone, and computes only new tokens. The
+    predictors select no neuron, so prompt rows differ from decode rows, as with `prompt_math` fast."""
     if math != "same":
         monkeypatch.setenv("HOTCOLD_ISA", supported_isas()[-1] + LOOPS)
     path = with_sidecar(tmp_path, 1e30) if sparsity == "predicted" else None

@@ -26,7 +26,7 @@ SLOW_SAMPLE = 0
 #: with the reference, whose sums take long, and eight times as many with the best instruction set (and, with
 #: --full, with the reference).
 CPU_SAMPLE = 8
-#: Likewise with tiles as plain loops, which are slow; tests/kernels/test_tiles.py has every block type.
+#: The same for tiles as plain loops, which are slow; tests/kernels/test_tiles.py tests every block type.
 LOOPS_SAMPLE = 2
 
 

@@ -1,5 +1,5 @@
-"""Products by AMX's tiles: the specification against a processor's outputs, the kernels against both the
-specification and the kernels without tiles."""
+"""Products by AMX's tiles: the specification against a processor's outputs; the kernels against the
+specification and against the kernels without tiles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hotcold.kernels.numpy_tiles import add_tile, from_bf16, split_bf16, tile_do
 from hotcold.kernels.reference import ReferenceBackend
 
 
-def test_the_specification_is_what_a_processor_gives(test_data: Path) -> None:
+def test_the_specification_has_the_bits_of_a_processor(test_data: Path) -> None:
     """TDPBF16PS on an Intel Xeon: sums that cancel, 60 binades, and values near denormals."""
     with np.load(test_data / "bf16" / "hardware.npz") as file:
         tiles = [file[f"tile_{name}"] for name in ["a", "b", "c", "out"]]
@@ -39,7 +39,7 @@ def test_the_specification_is_what_a_processor_gives(test_data: Path) -> None:
 
 
 def test_values_are_rounded_and_split() -> None:
-    """By ml_dtypes' rounding; two halves have 16 bits of a float32's 24, and an infinity no second half."""
+    """Against ml_dtypes. Two halves have 16 of a float32's 24 bits; an infinity has no second half."""
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="pip install ml_dtypes")
     random = rng("bf16")
     x = (random.standard_normal(5000) * 2.0 ** random.integers(-100, 100, 5000)).astype(np.float32)
@@ -57,7 +57,7 @@ def test_values_are_rounded_and_split() -> None:
     ("F32", "split", 2e-5), ("F16", "split", 1e-5), ("BF16", "split", 1e-5), ("F16", "fast", 6e-3),
 ])  # fmt: skip
 def test_how_close_products_are(type: str, math: str, error: float) -> None:
-    """Relative to the size of the terms, as few columns do not fill a chunk."""
+    """Relative to the size of the terms; the last chunk is not full."""
     random = rng("close", type, math)
     x, w = random.standard_normal((5, 300)).astype(np.float32), random.standard_normal((7, 300))
     w = w.astype("f2" if type == "F16" else "f4").astype(np.float32)
@@ -82,6 +82,13 @@ def run_linear(backend: Backend, tensor: Tensor, x: np.ndarray, decode: int, bia
     return out[: len(x)].copy()
 
 
+def layers(type: str, layout: str, activation: str) -> tuple[FFNTensors, FFNTensors]:
+    """Makes an FFN and a layer of experts."""
+    random, types = rng("layers", type, layout), (type,) * 3
+    ffn = random_ffn(random, (512, 256), types, FFNKind(activation, biases=True), layout)
+    return ffn, make_layer(2, (256, 256, 256), 256, types, FFNKind(activation), layout).tensors
+
+
 def run_layer(backend: Backend, tensors: FFNTensors, x: np.ndarray, decode: int) -> np.ndarray:
     batch = plain_batch(backend, decode, len(x) - decode)
     out, chosen = filled(backend, batch.limits.tokens, x.shape[1]), None
@@ -90,17 +97,14 @@ def run_layer(backend: Backend, tensors: FFNTensors, x: np.ndarray, decode: int)
         shape = len(out), tensors.chosen
         chosen = Chosen(backend.zeros(shape, np.int32), backend.zeros(shape))
         chosen.ids[: len(x)], chosen.factors[: len(x)] = ids, factors
-    backend.ffn(
-        FFNCall(
-            buffers(backend, batch, x), backend.ffn_weights(tensors), batch, out, skip=False, chosen=chosen
-        )
-    )
+    inputs, weights = buffers(backend, batch, x), backend.ffn_weights(tensors)
+    backend.ffn(FFNCall(inputs, weights, batch, out, skip=False, chosen=chosen))
     return out[: len(x)].copy()
 
 
 @pytest.mark.parametrize("type", QUANTISED)
 def test_products_of_bytes_have_the_bits_of_decoding(type: str) -> None:
-    """With any number of tokens, of which 16 fill a tile, and rows that do not fill the last tile."""
+    """With full and partial tiles of tokens and of rows."""
     rows, columns = (45, 544) if BLOCK_TYPES[type].weights <= 32 else (37, 768)
     random = rng("bytes", type)
     tensor, bias = random_tensor(random, type, rows, columns), random_rows(random, rows)
@@ -110,20 +114,16 @@ def test_products_of_bytes_have_the_bits_of_decoding(type: str) -> None:
     with np.errstate(invalid="ignore"):
         alone = np.vstack([run_linear(single, tensor, x[t : t + 1], 1, bias) for t in range(len(x))])
         for count, decode in ((16, 0), (17, 3), (50, 16)):
-            same_bits(
-                run_linear(CPUBackend(2, LEAST + LOOPS), tensor, x[:count], decode, bias), alone[:count]
-            )
+            tiled = run_linear(CPUBackend(2, LEAST + LOOPS), tensor, x[:count], decode, bias)
+            same_bits(tiled, alone[:count])
 
 
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_K", "Q3_K"])
 def test_layers_by_tiles_have_the_bits_of_decoding(type: str, layout: str) -> None:
-    """An FFN, and experts of which some have 16 tokens and more."""
-    random = rng("layers", type, layout)
-    ffn = random_ffn(random, (512, 256), (type,) * 3, FFNKind("silu", biases=True), layout)
-    experts = make_layer(2, (256, 256, 256), 256, (type,) * 3, FFNKind("silu"), layout).tensors
-    for tensors in (ffn, experts):
-        x = random_rows(random, 70, tensors.up.shape[1])
+    """An FFN, and experts with more and fewer than 16 tokens."""
+    for tensors in layers(type, layout, "silu"):
+        x = random_rows(rng("rows"), 70, tensors.up.shape[1])
         plain, tiled = (run_layer(CPUBackend(2, isa), tensors, x, 5) for isa in (LEAST, LEAST + LOOPS))
         same_bits(tiled, plain)
 
@@ -131,7 +131,7 @@ def test_layers_by_tiles_have_the_bits_of_decoding(type: str, layout: str) -> No
 @pytest.mark.parametrize("math", ["split", "fast"])
 @pytest.mark.parametrize("type", BLOCK_TYPES)
 def test_prompt_rows_are_the_specification_bit_by_bit(type: str, math: str) -> None:
-    """In any chunk, among any neighbours. Decode rows keep their bits, and so do types without BF16 tiles."""
+    """In any chunk, with any neighbours. Decode rows keep their bits, and so do types without BF16 tiles."""
     rows, columns = (37, 1055) if BLOCK_TYPES[type].weights == 1 else (37, 1280)
     random = rng("prompt math", type)
     tensor, bias = random_tensor(random, type, rows, columns), random_rows(random, rows)
@@ -153,21 +153,17 @@ def test_prompt_rows_are_the_specification_bit_by_bit(type: str, math: str) -> N
 @pytest.mark.parametrize("type", ["F16", "Q4_0", "Q2_K"])
 @pytest.mark.parametrize("math", ["split", "fast"])
 def test_layers_of_prompt_rows_are_the_specification(type: str, layout: str, math: str) -> None:
-    """ReLU rounds nothing, so the same products meet down."""
-    random = rng("layers", type, layout)
-    ffn = random_ffn(random, (256, 256), (type,) * 3, FFNKind("relu", biases=True), layout)
-    experts = make_layer(2, (256, 256, 256), 256, (type,) * 3, FFNKind("relu"), layout).tensors
-    for tensors in (ffn, experts):
-        x = random_rows(random, 30, tensors.up.shape[1])
-        backend = CPUBackend(2, LEAST + LOOPS, math)
-        actual = run_layer(backend, tensors, x, 5)
+    """ReLU rounds nothing, so down has the same input."""
+    for tensors in layers(type, layout, "relu"):
+        x = random_rows(rng("rows"), 30, tensors.up.shape[1])
+        actual = run_layer(CPUBackend(2, LEAST + LOOPS, math), tensors, x, 5)
         expected = run_layer(ReferenceBackend(math), tensors, x, 5)
         size = np.abs(expected).max(axis=1, keepdims=True)
         assert (np.abs(actual - expected) <= 1e-5 * size)[5:].all()
         same_bits(actual[:5], run_layer(CPUBackend(2, LEAST), tensors, x, 5)[:5])
 
 
-def test_a_processor_without_tiles_says_so() -> None:
+def test_a_processor_without_tiles_is_refused() -> None:
     message = f"^`prompt_math=fast` needs a processor with AMX, and {LEAST} runs here: choose same$"
     with pytest.raises(UserError, match=message):
         CPUBackend(1, LEAST, "fast")

@@ -15,7 +15,7 @@ from hotcold.kernels.reference import ReferenceBackend
 try:
     from hotcold.kernels.instruction_sets import LOOPS, supported_isas
 
-    #: With AMX's products as plain loops.
+    #: the last one has plain loops for AMX's products
     ISAS: tuple[str, ...] = (*supported_isas(), supported_isas()[-1] + LOOPS)
 except ImportError:  # the fixture then imports it again, so that every test of the CPU's kernels fails
     ISAS = ("unbuilt",)

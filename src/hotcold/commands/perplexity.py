@@ -8,6 +8,7 @@ import numpy as np
 
 from hotcold.commands import control_tokens, options
 from hotcold.commands.progress import LOADING, progress
+from hotcold.errors import UserError
 from hotcold.tasks import scoring
 from hotcold.tasks.windows import shared_windows, text_windows
 from hotcold.values import printable
@@ -64,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
     session = options.load_session(
         args, default_context=options.TEXT_WINDOW, second_sparsity=args.compare, draft_max=0
     )
+    if args.prompt_math != "same" and session.sparsity == "predicted":
+        math = f"`prompt_math={args.prompt_math}` concerns prompts, predictors concern decoding"
+        raise UserError(f"{math}: perplexity measures one of them; add `sparsity=off` or `prompt_math=same`")
     model, base_model = session.model, _base_model(args)
     if base_model is None:
         windows = text_windows(model.tokenizer, text, model.context, special=args.special)
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     windows = windows[: args.chunks]
     control_tokens.note_names(args, model.tokenizer, text, str(args.file))
     options.note_left_out(model.tokenizer, text)
-    scorer, base = scoring.Scorer(session), None
+    scorer, base = scoring.Scorer(session, prompt=args.prompt_math != "same"), None
     if args.compare or base_model:
         base = scoring.Scorer((base_model or model).session(args.compare or "off"))
     start = time.perf_counter()

@@ -77,7 +77,6 @@ class Engine:
     ) -> None:
         self.session = session
         self.model = model = session.model
-        # Where prompt rows have the bits of decode rows, what decoding computed is a prompt's, too.
         prefill_equals_decode = session.sparsity != "predicted" and model.backend.prompt_math == "same"
         slots = session.slots
         if speculation is not None and slots is not None and not slots.spare:

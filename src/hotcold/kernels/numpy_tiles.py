@@ -1,5 +1,5 @@
-"""Products of BF16 numbers in NumPy, bit for bit as Intel's AMX computes them. Products of bytes need no
-specification of their own, because sums of integers are exact."""
+"""Products of BF16 numbers with the bits of Intel's AMX. Products of bytes need no specification: sums of
+integers are exact."""
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ def check_prompt_math(math: str) -> str:
 
 
 def to_bf16(x: Floats) -> BF16:
-    """Rounds float32 to BF16, ties to even; a NaN stays one."""
+    """Rounds float32 to BF16, ties to even; a NaN stays NaN."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     result: BF16 = np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
@@ -54,10 +54,10 @@ def _flushed(x: npt.NDArray[np.float64] | Floats) -> Floats:
 def add_tile(x: BF16, w: BF16, sums: Floats) -> Floats:
     """Adds the products of ``[T, 32]`` and ``[N, 32]`` to sums ``[T, N]``, as TDPBF16PS does.
 
-    Even and odd columns have a sum each, which starts at 0 and takes products in ascending order, each by a
-    fused multiply-add. Then the odd sum is added to the even one, and the result to ``sums``. Every step
-    rounds to nearest even and reads and writes denormals as zeros. A product of two BF16 numbers is exact in
-    float64, and rounding its sum twice changes no bit: the factors have few digits."""
+    Even and odd columns have separate sums, which start at 0 and add products in ascending order by fused
+    multiply-adds. Then the odd sum is added to the even one, and the result to ``sums``. Every step rounds to
+    nearest even and reads and writes denormals as zeros. A product of two BF16 numbers is exact in float64,
+    and rounding its sum twice changes no bit: the factors have few digits."""
     left, right = (_flushed(from_bf16(each)).astype(np.float64) for each in (x, w))
     halves = np.zeros((2, *sums.shape), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -69,11 +69,11 @@ def add_tile(x: BF16, w: BF16, sums: Floats) -> Floats:
 
 
 def tile_dot(x: Floats, w: Floats, type: str, math: str) -> Floats:
-    """Multiplies ``[T, I]`` by weights ``[N, I]`` of a block type -> ``[T, N]``.
+    """Multiplies ``[T, I]`` by weights ``[N, I]`` of a block type; returns ``[T, N]``.
 
-    Each chunk of 32 columns is added after the one before. With ``split`` a chunk adds the product of the
-    high halves first, then the input's low half times high weights, then the input's high half times low
-    weights. BF16 weights have no low halves."""
+    Chunks of 32 columns are added in ascending order. With ``split`` a chunk adds three products: both high
+    halves, then low input and high weights, then high input and low weights. BF16 weights have no low
+    halves."""
     pad = [(0, 0), (0, -x.shape[1] % CHUNK)]
     high_x, low_x = (np.pad(each, pad) for each in split_bf16(x))
     high_w, low_w = (np.pad(each, pad) for each in split_bf16(w))
