@@ -19,24 +19,8 @@ namespace {
                                states_##shared};                                                      \
         return &k;                                                                                    \
     }
-// The same with products by tiles.
-#define HC_TILED_0(shared, tiles) nullptr
-#define HC_TILED_1(shared, tiles)                                                    \
-    [] {                                                                             \
-        static const Kernels k = with_tiles(*HC_KERNELS_1(shared, shared)(), tiles); \
-        return &k;                                                                   \
-    }
 #define HC_CONCAT(a, b) a##b
 #define HC_KERNELS(built, isa, shared) HC_CONCAT(HC_KERNELS_, built)(isa, shared)
-#define HC_TILED(built, shared, tiles) HC_CONCAT(HC_TILED_, built)(shared, tiles)
-
-Kernels with_tiles(Kernels k, const TileProducts& tiles) {
-    k.name = tiles.name;
-    k.product = tiles.product;
-    k.ffn_hidden = tiles.ffn_hidden;
-    k.tile_input = tiles.tile_input;
-    return k;
-}
 
 // The instruction sets that this compiler knows.
 struct Known {
@@ -46,16 +30,16 @@ struct Known {
 constexpr Known kKnown[] = {
 // Tiles as plain loops, for tests: known_isas() leaves them out.
 #ifdef HC_LOOPS_AVX512
-    {"avx512+loops", HC_TILED(HC_LOOPS_AVX512, avx512, tiles_loops_avx512)},
+    {"avx512+loops", HC_KERNELS(1, loops_avx512, avx512)},
 #endif
 #ifdef HC_LOOPS_NEON
-    {"neon+loops", HC_TILED(HC_LOOPS_NEON, neon, tiles_loops_neon)},
+    {"neon+loops", HC_KERNELS(1, loops_neon, neon)},
 #endif
 #ifdef HC_LOOPS_SCALAR
-    {"scalar+loops", HC_TILED(HC_LOOPS_SCALAR, scalar, tiles_loops_scalar)},
+    {"scalar+loops", HC_KERNELS(1, loops_scalar, scalar)},
 #endif
 #ifdef HC_HAVE_AMX
-    {"amx", HC_TILED(HC_HAVE_AMX, avx512, tiles_amx)},
+    {"amx", HC_KERNELS(HC_HAVE_AMX, amx, avx512)},
 #endif
 #ifdef HC_HAVE_AVX512
     {"avx512", HC_KERNELS(HC_HAVE_AVX512, avx512, avx512)},

@@ -73,8 +73,8 @@ void product(const Product& p, const Input& in, int64_t first, int64_t count, in
 }
 
 // Words [word, end) of the masks.
-inline void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int64_t end,
-                    int tokens, const Masks& mask) {
+void predict(const Rows& rows, const Input& in, const float* threshold, int64_t word, int64_t end, int tokens,
+             const Masks& mask) {
     Stream ahead = stream_of(rows, word * 64, smaller(end * 64, rows.count) - word * 64);
     for (; word < end; ++word) {
         const int64_t first = word * 64, count = smaller<int64_t>(64, rows.count - first);

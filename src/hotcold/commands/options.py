@@ -190,14 +190,14 @@ def add_model_options(
         default="cpu",
         help="code that computes (default: cpu; reference: slow NumPy code for checks)",
     )
+    if not sparsity:
+        return
     add(
         "--prompt-math",
         choices=PROMPT_MATHS,
         help="how a processor with AMX computes prompts: with the bits of decoding (same), float weights as "
         "two BF16 halves (split), or all weights rounded to BF16 (fast) (default: same)",
     )
-    if not sparsity:
-        return
     add(
         "--sparsity",
         choices=SPARSITY_MODES,
@@ -457,7 +457,6 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
         "context": args.ctx_size,
         "backend": args.backend,
         "cache_type": cache_type(args),
-        "prompt_math": args.prompt_math,
     }
     if "chat_template" in args:
         found["chat_template"] = chat_template(args)
@@ -465,6 +464,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
         found["pooling"] = args.pooling
     if "sparsity" in args:
         found |= {
+            "prompt_math": args.prompt_math,
             "sparsity": args.sparsity,
             "predictor": args.predictor,
             "gpu": args.gpu,
