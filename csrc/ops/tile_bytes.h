@@ -12,8 +12,7 @@ HC_INLINE int64_t place_of(int64_t block, int64_t blocks) {
     return block % Vec::width * ((blocks + Vec::width - 1) / Vec::width) + block / Vec::width;
 }
 
-// Stores a word of each of 16 rows together, for blocks [0, lanes) of a group: to(b) is the address for block
-// b.
+// For each block b < lanes of a group: stores the words of 16 rows together, at to(b).
 template <class To> HC_INLINE void store_rows(const float (*rows)[kLanes], int lanes, To&& to) {
     for (int b = 0; b < lanes; b += 4)
         for (int r = 0; r < kTile; r += Vec::width) {

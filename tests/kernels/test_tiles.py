@@ -123,7 +123,7 @@ def test_products_of_bytes_have_the_bits_of_decoding(type: str) -> None:
 def test_layers_by_tiles_have_the_bits_of_decoding(type: str, layout: str) -> None:
     """An FFN, and experts with more and fewer than 16 tokens."""
     for tensors in layers(type, layout, "silu"):
-        x = random_rows(rng("rows"), 70, tensors.up.shape[1])
+        x = random_rows(rng("rows"), 270, tensors.up.shape[1])
         plain, tiled = (run_layer(CPUBackend(2, isa), tensors, x, 5) for isa in (LEAST, LEAST + LOOPS))
         same_bits(tiled, plain)
 
@@ -147,6 +147,17 @@ def test_prompt_rows_are_the_specification_bit_by_bit(type: str, math: str) -> N
     assert (actual[3:] != same[3:]).any()
     for start, stop in ((3, 4), (4, 20)):
         same_bits(run_linear(backend, tensor, x[start:stop], 0, bias), actual[start:stop])
+
+
+def test_sums_of_more_tokens_than_are_multiplied_at_once() -> None:
+    random = rng("many tokens")
+    tensor, x, bias = (
+        random_tensor(random, "F16", 40, 64),
+        random_rows(random, 530, 64),
+        random_rows(random, 40),
+    )
+    actual = run_linear(CPUBackend(2, LEAST + LOOPS, "fast"), tensor, x, 0, bias)
+    same_bits(actual, tile_dot(x, tensor.dequantise(), "F16", "fast") + bias)
 
 
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
