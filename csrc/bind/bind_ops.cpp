@@ -16,10 +16,14 @@ Index array_of(const nb::handle& batch, const char* name) {
 }
 
 void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Pool> pool,
-                  const nb::object& batch) {
+                  const nb::object& batch, int math) {
     const BatchArrays arrays(batch);
     const BatchBounds bounds = arrays.bounds();
-    new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), arrays.view(), bounds), bounds, arrays};
+    const Kernels& kernels = kernels_of(isa);
+    if (math < kSameMath || math > kFastMath || (math != kSameMath && !kernels.tile_input))
+        refuse("math " + std::to_string(math) + " of prompt rows: " + kernels.name + " has no tiles for it");
+    new (self) BoundProgram{Program(kernels, std::move(pool), arrays.view(), bounds, PromptMath(math)),
+                            bounds, arrays};
 }
 
 // A weight [groups, n] has a row for each group of n values.
@@ -244,9 +248,9 @@ Batch BatchArrays::view() const {
 nb::class_<BoundProgram> bind_ops(nb::module_& m) {
     nb::class_<BoundProgram> program(m, "Program");
     program
-        .def(
-            "__init__", &make_program, "isa"_a, "pool"_a, "batch"_a,
-            nb::sig("def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch) -> None"))
+        .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_a, "math"_a = 0,
+             nb::sig("def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch, "
+                     "math: int = 0) -> None"))
         .def("embed", &bind_embed, "table"_a, "out"_exact, "by"_a, "accumulate"_a)
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_maybe, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)

@@ -19,6 +19,8 @@ struct ByteProducts {
     // Score bits (score >= threshold) of 64 neurons a word: words [word, end) for tokens [0, tokens).
     void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int64_t end, int tokens,
                     const Masks&);
+    // Writes Input::tiled for a token; null: no tiles.
+    void (*tile_input)(const Input&, int token) = nullptr;
 };
 
 // Decodes a weight row to floats.
@@ -73,7 +75,8 @@ struct Kernels : ByteProducts, RowSums, FfnSums, FloatKernels, StateKernels {};
 // Each part is compiled once for each instruction set. Parts are constants: no code of an instruction set
 // runs before the processor is checked.
 extern const ByteProducts products_scalar, products_avx2, products_avxvnni, products_avxvnni_evex,
-    products_avx512, products_neon, products_dotprod, products_i8mm;
+    products_avx512, products_neon, products_dotprod, products_i8mm, products_amx, products_loops_scalar,
+    products_loops_avx512, products_loops_neon;
 extern const RowSums row_sums_scalar, row_sums_avx2, row_sums_avx512, row_sums_neon;
 extern const FfnSums ffn_sums_scalar, ffn_sums_avx2, ffn_sums_avx512, ffn_sums_neon;
 extern const FloatKernels floats_scalar, floats_avx2, floats_avx512, floats_neon;
@@ -87,7 +90,8 @@ struct KnownIsa {
 };
 std::vector<KnownIsa> known_isas();
 
-// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best.
+// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best. The suffix "+loops"
+// selects an instruction set with plain loops as its tiles.
 const Kernels* find_kernels(const char* name);
 // The best kernels. Throws std::runtime_error if this build has none for this CPU.
 const Kernels& best_kernels();

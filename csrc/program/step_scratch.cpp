@@ -28,7 +28,9 @@ Ffn ffn_of(const StepShape& s, int64_t neurons, int64_t experts, int64_t chosen)
 size_t step_scratch_bytes(const StepShape& s) {
     Batch batch{};
     batch.pages_per_sequence = s.pages_per_sequence;
-    Program p(best_kernels(), std::make_shared<Pool>(1), batch, {s.tokens, 1, s.logits});
+    // The prompt math that needs the most memory.
+    const PromptMath math = best_kernels().tile_input ? kFastMath : kSameMath;
+    Program p(best_kernels(), std::make_shared<Pool>(1), batch, {s.tokens, 1, s.logits}, math);
     Attention a{};
     a.heads = int(s.heads);
     a.kv_heads = int(s.kv_heads);

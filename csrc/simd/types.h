@@ -140,6 +140,10 @@ struct Panels {
 // Neurons whose weights of one output share one scale; panels of 256 hold several such runs.
 HC_SMALL int scale_run(Type type) { return type == Q6_K ? 16 : kBlock; }
 
+// How products of prompt rows are computed: hotcold.kernels.numpy_tiles.PROMPT_MATHS.
+enum PromptMath : int { kSameMath = 0, kSplitMath = 1, kFastMath = 2 };
+constexpr int kTilesBehind = 31;  // tokens that tiles may load after the last one
+
 // Activations of several tokens: float rows and, for quantised weights, int8 codes per 32 values in the order
 // of packed rows, with a scale and a sum of codes for each block.
 struct Input {
@@ -148,6 +152,19 @@ struct Input {
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
     float* arranged = nullptr;  // for plain weights and many tokens: see ops/plain_tiles.h
+    // Rows that tiles load, or null: each token's codes, then the high halves of its floats as BF16 numbers,
+    // then their low halves.
+    uint8_t* tiled = nullptr;
+    PromptMath math = kSameMath;
+
+    HC_SMALL int64_t halves() const { return padded(cols); }  // offset of the high halves
+    HC_SMALL int64_t tiled_bytes() const { return padded(cols) * (math == kSameMath ? 1 : 5); }
+    HC_SMALL uint8_t* tiled_row(int64_t t) const { return tiled + t * tiled_bytes(); }
+    HC_SMALL Input without_tiles() const {
+        Input in = *this;
+        in.tiled = nullptr;
+        return in;
+    }
 
     // Rows of several tokens are read together: the stride avoids that they share cache sets.
     HC_SMALL static int64_t arranged_stride(int64_t cols) { return cols + 16; }
