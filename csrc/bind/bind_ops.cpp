@@ -187,11 +187,11 @@ void bind_softcap(BoundProgram& p, const Floats& logits, float cap) {
 
 int64_t bind_scratch(int64_t tokens, int64_t logits, int64_t pages_per_sequence, int64_t dim, int64_t heads,
                      int64_t kv_heads, int64_t head_dim, int64_t neurons, int64_t experts, int64_t chosen,
-                     int64_t shared, bool by_output) {
+                     int64_t shared, bool by_output, int math) {
     for (const int64_t count : {tokens, dim, kv_heads, head_dim, neurons, experts, chosen})
         if (count < 1) refuse("scratch of a step: at least one of everything is needed");
     return int64_t(step_scratch_bytes({tokens, logits, pages_per_sequence, dim, heads, kv_heads, head_dim,
-                                       neurons, experts, chosen, shared, by_output}));
+                                       neurons, experts, chosen, shared, by_output, PromptMath(math)}));
 }
 
 // Runs without the GIL.
@@ -270,7 +270,7 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def("run", &bind_run, "nanoseconds"_maybe = nb::none());
     m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "tokens"_a, "logits"_a, "pages_per_sequence"_a,
           "dim"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "neurons"_a, "experts"_a, "chosen"_a, "shared"_a,
-          "by_output"_a);
+          "by_output"_a, "math"_a);
     return program;
 }
 

@@ -28,9 +28,9 @@ struct Known {
     const Kernels* (*kernels)();
 };
 constexpr Known kKnown[] = {
-// Tiles as plain loops, for tests: known_isas() leaves them out.
-#ifdef HC_LOOPS_AVX512
-    {"avx512+loops", HC_KERNELS(1, loops_avx512, avx512)},
+// For tests: known_isas() leaves them out.
+#ifdef HC_AMX_AVX2
+    {"avx2+amx", HC_KERNELS(1, amx_avx2, avx2)},
 #endif
 #ifdef HC_LOOPS_NEON
     {"neon+loops", HC_KERNELS(1, loops_neon, neon)},
@@ -67,15 +67,35 @@ constexpr Known kKnown[] = {
 #endif
 };
 
+std::string find_tile_fault() {
+    if (!lists_amx()) return "";
+    if (const int error = request_tiles())
+        return std::string("Linux refuses AMX's tiles to this process: ") + std::strerror(error);
+    for (const Known& known : kKnown)
+        if (!std::strcmp(known.name, "amx") && known.kernels && !known.kernels()->tiles_agree())
+            return "AMX's tiles and plain loops multiply with different results";
+    return "";
+}
+
 }  // namespace
 
-std::vector<KnownIsa> known_isas() {
-    std::vector<KnownIsa> isas;
-    for (const InstructionSet& isa : kInstructionSets)
-        for (const Known& known : kKnown)
-            if (!std::strcmp(known.name, isa.name))
-                isas.push_back({isa.name, isa.runs(), known.kernels ? known.kernels() : nullptr});
-    return isas;
+const std::string& tile_fault() {
+    static const std::string fault = find_tile_fault();
+    return fault;
+}
+
+const std::vector<KnownIsa>& known_isas() {
+    static const std::vector<KnownIsa> all = [] {
+        std::vector<KnownIsa> isas;
+        for (const InstructionSet& isa : kInstructionSets)
+            for (const Known& known : kKnown)
+                if (!std::strcmp(known.name, isa.name)) {
+                    const bool runs = isa.runs() && (std::strcmp(isa.name, "amx") || tile_fault().empty());
+                    isas.push_back({isa.name, runs, known.kernels ? known.kernels() : nullptr});
+                }
+        return isas;
+    }();
+    return all;
 }
 
 const Kernels* find_kernels(const char* name) {

@@ -4,6 +4,10 @@
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <cerrno>
+// Defined only by tests/native/emulated_tiles.c: true if it runs the instructions that the processor lacks.
+extern "C" __attribute__((weak, visibility("default"))) int hotcold_emulates_tiles();
 #elif defined(__linux__) && defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -39,17 +43,22 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vnni");
 }
 #endif
-// Linux saves the state of AMX's tiles for processes that ask for it. A hypervisor may hide AMX or refuse.
-bool has_amx() {
 #if defined(__linux__)
+bool lists_amx() {
     constexpr uint32_t want = 1u << 22 | 1u << 24 | 1u << 25;  // BF16, tiles, INT8
-    constexpr int request_permission = 0x1023, tile_data = 18;
-    return has_avx512() && (cpuid(7).d & want) == want &&
-           syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
-#else
-    return false;
-#endif
+    if (!has_avx512()) return false;
+    return (cpuid(7).d & want) == want || (hotcold_emulates_tiles && hotcold_emulates_tiles());
 }
+// Linux saves the state of tiles only for processes that ask for it. Returns 0, or the error of its refusal.
+int request_tiles() {
+    constexpr int request_permission = 0x1023, tile_data = 18;
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0 ? 0 : errno;
+}
+#else
+bool lists_amx() { return false; }
+int request_tiles() { return 0; }
+#endif
+bool has_amx() { return lists_amx() && request_tiles() == 0; }
 // __builtin_cpu_supports of older compilers does not know "avxvnni".
 bool has_avxvnni() { return has_avx2() && (cpuid(7, 1).a >> 4 & 1); }
 

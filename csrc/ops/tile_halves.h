@@ -36,12 +36,13 @@ void tile_input(const Input& in, int token) {
         }
     if (in.math == kSameMath) return;
     const float* x = in.x + token * in.stride;
+    const size_t padding = size_t(-in.cols & (kBlock - 1)) * 2;  // bytes of the last chunk
     auto *high = (uint16_t*)(to + in.halves()), *low = high + padded(in.cols);
-    for (int64_t i = 0; i < in.cols; ++i) {
-        high[i] = uint16_t(to_bf16(x[i]));
-        low[i] = uint16_t(low_half(x[i], high[i]));
-    }
-    for (int64_t i = in.cols; i % kBlock; ++i) high[i] = low[i] = 0;
+    for (int64_t i = 0; i < in.cols; ++i) high[i] = uint16_t(to_bf16(x[i]));
+    std::memset(high + in.cols, 0, padding);
+    if (in.math != kSplitMath) return;
+    for (int64_t i = 0; i < in.cols; ++i) low[i] = uint16_t(low_half(x[i], high[i]));
+    std::memset(low + in.cols, 0, padding);
 }
 
 // Where a slice stores pair p of a chunk's columns for 16 rows: each chunk is a tile of weights.

@@ -142,18 +142,19 @@ void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets,
              [this, in](int64_t t, const Scratch&) { k_.arrange(*in, int(t)); });
     }
     if (plain_math && math_ != kSameMath) return;
-    if (take_tiled(plan, in, meets.quantised, max_rows)) tile(in, rows);
+    if (take_tiled(plan, in, meets, max_rows)) tile(in, rows);
 }
 
-bool Program::take_tiled(ScratchPlan& plan, std::shared_ptr<Input> in, bool quantised, int64_t max_rows) {
-    if (!k_.tile_input || (math_ == kSameMath && !(quantised && max_rows >= kLeastTiled))) return false;
-    in->math = math_;
+bool Program::take_tiled(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets, int64_t max_rows) {
+    in->math = math_ == kSplitMath && !meets.plain ? kSameMath : math_;
+    const bool tiled = in->math != kSameMath || (meets.quantised && max_rows >= kLeastTiled);
+    if (!k_.tile_input || !tiled) return false;
     plan.take((max_rows + kTilesBehind) * in->tiled_bytes(), [in](uint8_t* p) { in->tiled = p; });
     return true;
 }
 
 void Program::tile(std::shared_ptr<Input> in, std::function<int64_t()> rows) {
-    step([this, rows] { return any_tiled(rows()) ? rows() : 0; },
+    step([this, rows] { return any_tiled(*in, rows()) ? rows() : 0; },
          [this, in](int64_t t, const Scratch&) { k_.tile_input(*in, int(t)); });
 }
 

@@ -149,11 +149,11 @@ class Program {
     void prepare(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows, std::function<int64_t()> rows,
                  bool plain_math = false);
     // Takes memory for Input::tiled if tiles may multiply this input. tile() records the step that writes it.
-    bool take_tiled(ScratchPlan&, std::shared_ptr<Input>, bool quantised, int64_t max_rows);
+    bool take_tiled(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows);
     void tile(std::shared_ptr<Input>, std::function<int64_t()> rows);
-    // True if tiles multiply any of a step's `rows`.
-    bool any_tiled(int64_t rows) const {
-        return math_ == kSameMath ? rows >= kLeastTiled : batch_.prompt_count() > 0;
+    // True if tiles multiply any of a step's `rows` of this input.
+    bool any_tiled(const Input& in, int64_t rows) const {
+        return in.math == kSameMath ? rows >= kLeastTiled : batch_.prompt_count() > 0;
     }
     // Runs ffn_hidden for all rows; the first `decode` are decode rows.
     void hidden(const Ffn&, int64_t first, int64_t count, int decode, int tokens, uint8_t* local) const;

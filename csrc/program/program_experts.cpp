@@ -92,7 +92,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
         quantise(from, [this] { return count(kTokens); });
         take_quantised(plan, to, pairs);
     }
-    if (take_tiled(plan, from, in.codes, rows) && take_tiled(plan, to, in.codes, pairs))
+    if (take_tiled(plan, from, {in.codes, floats}, rows) && take_tiled(plan, to, {in.codes, floats}, pairs))
         tile(from, [this] { return count(kTokens); });
     if (floats) plan.take(pairs * dim * 4, [op](uint8_t* p) { op->input.take(p); });
     plan.take(pairs * dim * 4, [op](uint8_t* p) { op->sums = reinterpret_cast<float*>(p); });
@@ -102,7 +102,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
              const int decode = op->layer.by_output ? 0 : batch_.decode_count();
              op->decode.sort(0, decode);
              op->prompt.sort(decode, batch_.tokens_count());
-             op->input.tiles = op->input.from.tiled && any_tiled(batch_.tokens_count());
+             op->input.tiles = op->input.from.tiled && any_tiled(op->input.from, batch_.tokens_count());
              clear_fired(*op, batch_.decode_count());
              if (op->load_batches && !op->by_rows()) op->load_batches->begin(op->named(), nullptr, give_up());
          });
@@ -260,7 +260,7 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
     const std::shared_ptr<Input> hidden(op, &op->hidden);
     const bool quantised = is_quantised(op->layer.down.type);
     if (quantised) take_quantised(plan, hidden, pairs);
-    take_tiled(plan, hidden, quantised, pairs);
+    take_tiled(plan, hidden, {quantised, !quantised}, pairs);
     for (int64_t load_batch = 0; load_batch < op->most_load_batches(); ++load_batch) {
         next_load_batch(op, load_batch);
         load_batch_by_output(op, load_batch);
@@ -296,14 +296,14 @@ void Program::load_batch_by_output(std::shared_ptr<ExpertsOp> op, int64_t load_b
                  }
              });
     const bool quantised = is_quantised(op->layer.down.type);
-    if (quantised || (k_.tile_input && math_ != kSameMath))
+    if (quantised || op->hidden.math != kSameMath)
         step([op, load_batch] { return op->is_load_batch(load_batch) ? int64_t(op->prompt.pairs()) : 0; },
              [this, op, quantised](int64_t pair, const Scratch&) {
                  const Routing::Part& part = op->prompt.part_of(int(pair));
                  if (!op->neurons(part) || !op->in_load_batch(part)) return;
                  const Input in = op->hidden_of(part);
                  if (quantised) k_.quantise(in, int(pair) - part.begin);
-                 if (in.tiled && any_tiled(part.rows())) k_.tile_input(in, int(pair) - part.begin);
+                 if (in.tiled && any_tiled(in, part.rows())) k_.tile_input(in, int(pair) - part.begin);
              });
     const auto outputs_of = [op, down_size](const Routing::Part& part) {
         return op->neurons(part) && op->in_load_batch(part) ? ceil_div(op->layer.dim(), down_size) : 0;

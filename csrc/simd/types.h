@@ -152,13 +152,15 @@ struct Input {
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
     float* arranged = nullptr;  // for plain weights and many tokens: see ops/plain_tiles.h
-    // Rows that tiles load, or null: each token's codes, then the high halves of its floats as BF16 numbers,
-    // then their low halves.
+    // Rows that tiles load, or null: by `math`, each token's codes (same), its floats as BF16 numbers (fast), or
+    // its codes, the high halves of its floats and then the low halves (split).
     uint8_t* tiled = nullptr;
     PromptMath math = kSameMath;
 
-    HC_SMALL int64_t halves() const { return padded(cols); }  // offset of the high halves
-    HC_SMALL int64_t tiled_bytes() const { return padded(cols) * (math == kSameMath ? 1 : 5); }
+    HC_SMALL int64_t halves() const { return math == kSplitMath ? padded(cols) : 0; }  // offset of the high
+    HC_SMALL int64_t tiled_bytes() const {
+        return padded(cols) * (math == kSameMath ? 1 : math == kSplitMath ? 5 : 2);
+    }
     HC_SMALL uint8_t* tiled_row(int64_t t) const { return tiled + t * tiled_bytes(); }
     HC_SMALL Input without_tiles() const {
         Input in = *this;

@@ -1,5 +1,5 @@
 // The op table without Python, for processors that are emulated and instruction sets that are forced:
-//     hotcold_op_table [isa [dots]]   exit 0: all ops agree with a float64 truth; 1: some do not;
+//     hotcold_op_table [isa [dots|maths]]   exit 0: all ops agree with a float64 truth; 1: some do not;
 //     77: this CPU lacks the isa
 // First it prints a number that depends on every bit of the products of matrices. With "dots" there is no
 // truth of them: who asks knows the number of another instruction set, whose products have the same bits.
@@ -393,7 +393,7 @@ int main(int argc, char** argv) {
     const Kernels* k = find_kernels(isa.c_str());
     if (!k) {
         for (const char* known :
-             {"amx", "avx512+loops", "avx512", "avxvnni", "avxvnni_evex", "avx2", "i8mm", "dotprod", "neon"})
+             {"amx", "avx2+amx", "avx512", "avxvnni", "avxvnni_evex", "avx2", "i8mm", "dotprod", "neon"})
             if (isa == known) {
                 std::printf("this processor or this build lacks %s\n", known);
                 return 77;

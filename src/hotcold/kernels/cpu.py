@@ -105,8 +105,8 @@ class CPUBackend(CPUStateOps, HostMemory):
         self.isa = isa or default_isa()
         self.prompt_math = check_prompt_math(prompt_math)
         if prompt_math != "same" and not _native.has_tiles(self.isa):
-            needs = f"`prompt_math={prompt_math}` needs a processor with AMX"
-            raise UserError(f"{needs}, and {self.isa} runs here: choose same")
+            needs, fault = f"`prompt_math={prompt_math}` needs a processor with AMX", _native.tile_fault()
+            raise UserError(f"{needs}, and {self.isa} runs here{fault and f' ({fault})'}: choose same")
         try:
             with on_fast_cores(threads, cores):
                 self._pool = _native.Pool(threads)
