@@ -185,13 +185,15 @@ void bind_softcap(BoundProgram& p, const Floats& logits, float cap) {
     p.program.softcap(data_of(logits, "softcap: logits", p.rows(kLogits), vocab), vocab, cap);
 }
 
-int64_t bind_scratch(int64_t tokens, int64_t logits, int64_t pages_per_sequence, int64_t dim, int64_t heads,
-                     int64_t kv_heads, int64_t head_dim, int64_t neurons, int64_t experts, int64_t chosen,
-                     int64_t shared, bool by_output, int math) {
+int64_t bind_scratch(const std::string& isa, int64_t tokens, int64_t logits, int64_t pages_per_sequence,
+                     int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t neurons,
+                     int64_t experts, int64_t chosen, int64_t shared, bool by_output, int math) {
     for (const int64_t count : {tokens, dim, kv_heads, head_dim, neurons, experts, chosen})
         if (count < 1) refuse("scratch of a step: at least one of everything is needed");
-    return int64_t(step_scratch_bytes({tokens, logits, pages_per_sequence, dim, heads, kv_heads, head_dim,
-                                       neurons, experts, chosen, shared, by_output, PromptMath(math)}));
+    const StepShape shape{
+        tokens, logits,    pages_per_sequence, dim, heads, kv_heads, head_dim, neurons, experts, chosen,
+        shared, by_output, PromptMath(math)};
+    return int64_t(step_scratch_bytes(kernels_of(isa), shape));
 }
 
 // Runs without the GIL.
@@ -268,9 +270,9 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
         .def_prop_ro("steps", [](BoundProgram& p) { return p.program.steps(); })
         .def("run", &bind_run, "nanoseconds"_maybe = nb::none());
-    m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "tokens"_a, "logits"_a, "pages_per_sequence"_a,
-          "dim"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "neurons"_a, "experts"_a, "chosen"_a, "shared"_a,
-          "by_output"_a, "math"_a);
+    m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "isa"_a, "tokens"_a, "logits"_a,
+          "pages_per_sequence"_a, "dim"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "neurons"_a, "experts"_a,
+          "chosen"_a, "shared"_a, "by_output"_a, "math"_a);
     return program;
 }
 

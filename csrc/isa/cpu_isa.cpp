@@ -1,6 +1,5 @@
 // Picks the kernels that this processor can run.
 #include <cstring>
-#include <stdexcept>
 #include <string>
 
 #include "isa/processor.h"
@@ -107,12 +106,6 @@ const Kernels* find_kernels(const char* name) {
             if (!std::strcmp(loops.name, name)) return loops.kernels();
     }
     return nullptr;
-}
-
-const Kernels& best_kernels() {
-    const Kernels* best = find_kernels("");
-    if (!best) throw std::runtime_error("HOTCOLD_ISAS left out what this processor runs when this was built");
-    return *best;
 }
 
 }  // namespace hc

@@ -46,8 +46,8 @@ bool has_avx512() {
 #if defined(__linux__)
 bool lists_amx() {
     constexpr uint32_t want = 1u << 22 | 1u << 24 | 1u << 25;  // BF16, tiles, INT8
-    if (!has_avx512()) return false;
-    return (cpuid(7).d & want) == want || (hotcold_emulates_tiles && hotcold_emulates_tiles());
+    const bool tiles = (cpuid(7).d & want) == want || (hotcold_emulates_tiles && hotcold_emulates_tiles());
+    return tiles && has_avx512();
 }
 // Linux saves the state of tiles only for processes that ask for it. Returns 0, or the error of its refusal.
 int request_tiles() {

@@ -9,8 +9,8 @@
 namespace hc {
 
 #ifdef HC_TILES
-constexpr ByteProducts HC_CONCAT(products_, HC_TILES) = {
-    Tiles::name, product, ffn_piece, ffn_hidden, predict, tile_input, tiles_agree};
+constexpr ByteProducts HC_CONCAT(products_, HC_TILES) = {Tiles::name, product,    ffn_piece,  ffn_hidden,
+                                                         predict,     tile_input, tiles_agree};
 #else
 constexpr ByteProducts HC_OWN(products) = {Vec::name, product, ffn_piece, ffn_hidden, predict};
 #endif

@@ -99,7 +99,5 @@ const std::string& tile_fault();
 // Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best. Tests also
 // name sets with other tiles: "scalar+loops" has plain loops, "avx2+amx" has AMX with AVX2's vectors.
 const Kernels* find_kernels(const char* name);
-// The best kernels. Throws std::runtime_error if this build has none for this CPU.
-const Kernels& best_kernels();
 
 }  // namespace hc

@@ -25,11 +25,10 @@ Ffn ffn_of(const StepShape& s, int64_t neurons, int64_t experts, int64_t chosen)
 
 }  // namespace
 
-size_t step_scratch_bytes(const StepShape& s) {
+size_t step_scratch_bytes(const Kernels& kernels, const StepShape& s) {
     Batch batch{};
     batch.pages_per_sequence = s.pages_per_sequence;
-    const PromptMath math = best_kernels().tile_input ? s.math : kSameMath;
-    Program p(best_kernels(), std::make_shared<Pool>(1), batch, {s.tokens, 1, s.logits}, math);
+    Program p(kernels, std::make_shared<Pool>(1), batch, {s.tokens, 1, s.logits}, s.math);
     Attention a{};
     a.heads = int(s.heads);
     a.kv_heads = int(s.kv_heads);

@@ -152,8 +152,8 @@ struct Input {
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
     float* arranged = nullptr;  // for plain weights and many tokens: see ops/plain_tiles.h
-    // Rows that tiles load, or null: by `math`, each token's codes (same), its floats as BF16 numbers (fast), or
-    // its codes, the high halves of its floats and then the low halves (split).
+    // Rows that tiles load, or null: by `math`, each token's codes (same), its floats as BF16 numbers (fast),
+    // or its codes, the high halves of its floats and then the low halves (split).
     uint8_t* tiled = nullptr;
     PromptMath math = kSameMath;
 

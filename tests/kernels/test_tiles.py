@@ -71,7 +71,20 @@ def test_how_close_products_are(type: str, math: str, error: float) -> None:
 
 
 LEAST = supported_isas()[-1]
+#: Instruction sets with tiles, each with a set whose vectors give the same bits. tests/kernels/
+#: test_emulated_tiles.py runs AMX on processors without it.
+TILED = {LEAST + LOOPS: LEAST} | ({"amx": "avx512"} if "amx" in supported_isas() else {})
 QUANTISED = tuple(name for name, type in BLOCK_TYPES.items() if type.weights > 1)
+
+
+@pytest.fixture(params=TILED)
+def tiled(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def plain(tiled: str) -> str:
+    return TILED[tiled]
 
 
 def run_linear(backend: Backend, tensor: Tensor, x: np.ndarray, decode: int, bias: np.ndarray) -> np.ndarray:
@@ -103,41 +116,43 @@ def run_layer(backend: Backend, tensors: FFNTensors, x: np.ndarray, decode: int)
 
 
 @pytest.mark.parametrize("type", QUANTISED)
-def test_products_of_bytes_have_the_bits_of_decoding(type: str) -> None:
+def test_products_of_bytes_have_the_bits_of_decoding(type: str, tiled: str, plain: str) -> None:
     """With full and partial tiles of tokens and of rows."""
     rows, columns = (45, 544) if BLOCK_TYPES[type].weights <= 32 else (37, 768)
     random = rng("bytes", type)
     tensor, bias = random_tensor(random, type, rows, columns), random_rows(random, rows)
     x = random_rows(random, 50, columns)
     x[7, 40], x[20] = np.inf, 0
-    single = CPUBackend(1, LEAST)
+    single = CPUBackend(1, plain)
     with np.errstate(invalid="ignore"):
         alone = np.vstack([run_linear(single, tensor, x[t : t + 1], 1, bias) for t in range(len(x))])
         for count, decode in ((16, 0), (17, 3), (50, 16)):
-            tiled = run_linear(CPUBackend(2, LEAST + LOOPS), tensor, x[:count], decode, bias)
-            same_bits(tiled, alone[:count])
+            together = run_linear(CPUBackend(2, tiled), tensor, x[:count], decode, bias)
+            same_bits(together, alone[:count])
 
 
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_K", "Q3_K"])
-def test_layers_by_tiles_have_the_bits_of_decoding(type: str, layout: str) -> None:
+def test_layers_by_tiles_have_the_bits_of_decoding(type: str, layout: str, tiled: str, plain: str) -> None:
     """An FFN, and experts with more and fewer than 16 tokens."""
     for tensors in layers(type, layout, "silu"):
         x = random_rows(rng("rows"), 270, tensors.up.shape[1])
-        plain, tiled = (run_layer(CPUBackend(2, isa), tensors, x, 5) for isa in (LEAST, LEAST + LOOPS))
-        same_bits(tiled, plain)
+        vectors, tiles = (run_layer(CPUBackend(2, isa), tensors, x, 5) for isa in (plain, tiled))
+        same_bits(tiles, vectors)
 
 
 @pytest.mark.parametrize("math", ["split", "fast"])
 @pytest.mark.parametrize("type", BLOCK_TYPES)
-def test_prompt_rows_are_the_specification_bit_by_bit(type: str, math: str) -> None:
+def test_prompt_rows_are_the_specification_bit_by_bit(
+    type: str, math: str, tiled: str, plain: str
+) -> None:
     """In any chunk, with any neighbours. Decode rows keep their bits, and so do types without BF16 tiles."""
     rows, columns = (37, 1055) if BLOCK_TYPES[type].weights == 1 else (37, 1280)
     random = rng("prompt math", type)
     tensor, bias = random_tensor(random, type, rows, columns), random_rows(random, rows)
     x = random_rows(random, 38, columns)
-    backend = CPUBackend(2, LEAST + LOOPS, math)
-    same = run_linear(CPUBackend(2, LEAST), tensor, x, 3, bias)
+    backend = CPUBackend(2, tiled, math)
+    same = run_linear(CPUBackend(2, plain), tensor, x, 3, bias)
     actual = run_linear(backend, tensor, x, 3, bias)
     same_bits(actual[:3], same[:3])
     if math == "split" and BLOCK_TYPES[type].weights > 1:
@@ -149,29 +164,31 @@ def test_prompt_rows_are_the_specification_bit_by_bit(type: str, math: str) -> N
         same_bits(run_linear(backend, tensor, x[start:stop], 0, bias), actual[start:stop])
 
 
-def test_sums_of_more_tokens_than_are_multiplied_at_once() -> None:
+def test_sums_of_more_tokens_than_are_multiplied_at_once(tiled: str) -> None:
     random = rng("many tokens")
     tensor, x, bias = (
         random_tensor(random, "F16", 40, 64),
         random_rows(random, 530, 64),
         random_rows(random, 40),
     )
-    actual = run_linear(CPUBackend(2, LEAST + LOOPS, "fast"), tensor, x, 0, bias)
+    actual = run_linear(CPUBackend(2, tiled, "fast"), tensor, x, 0, bias)
     same_bits(actual, tile_dot(x, tensor.dequantise(), "F16", "fast") + bias)
 
 
 @pytest.mark.parametrize("layout", ["by_neuron", "by_output"])
 @pytest.mark.parametrize("type", ["F16", "Q4_0", "Q2_K"])
 @pytest.mark.parametrize("math", ["split", "fast"])
-def test_layers_of_prompt_rows_are_the_specification(type: str, layout: str, math: str) -> None:
+def test_layers_of_prompt_rows_are_the_specification(
+    type: str, layout: str, math: str, tiled: str, plain: str
+) -> None:
     """ReLU rounds nothing, so down has the same input."""
     for tensors in layers(type, layout, "relu"):
         x = random_rows(rng("rows"), 30, tensors.up.shape[1])
-        actual = run_layer(CPUBackend(2, LEAST + LOOPS, math), tensors, x, 5)
+        actual = run_layer(CPUBackend(2, tiled, math), tensors, x, 5)
         expected = run_layer(ReferenceBackend(math), tensors, x, 5)
         size = np.abs(expected).max(axis=1, keepdims=True)
         assert (np.abs(actual - expected) <= 1e-5 * size)[5:].all()
-        same_bits(actual[:5], run_layer(CPUBackend(2, LEAST), tensors, x, 5)[:5])
+        same_bits(actual[:5], run_layer(CPUBackend(2, plain), tensors, x, 5)[:5])
 
 
 def test_a_processor_without_tiles_is_refused() -> None:

@@ -324,6 +324,7 @@ class Program:
 
 def step_scratch_bytes(
     *,
+    isa: str,
     tokens: int,
     logits: int,
     pages_per_sequence: int,
@@ -336,6 +337,7 @@ def step_scratch_bytes(
     chosen: int,
     shared: int,
     by_output: bool,
+    math: int,
 ) -> int: ...
 
 class FfnWeights:

@@ -3,6 +3,7 @@
 from hotcold.kernels import _native
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.gpu import StepShape
+from hotcold.kernels.instruction_sets import default_isa
 from hotcold.kernels.numpy_tiles import PROMPT_MATHS
 
 STREAMS = range(1, 9)  #: numbers of streams per thread that the read probe tries
@@ -20,6 +21,7 @@ def scratch_bytes(shape: StepShape, prompt_math: str = "same") -> int:
     rows = shape.limits.tokens * shape.heads
     of_heads = [rows * _heads_input_bytes(columns) for columns in shape.head_columns]
     most = _native.step_scratch_bytes(
+        isa=default_isa(),
         tokens=shape.limits.tokens,
         logits=shape.limits.logits,
         pages_per_sequence=shape.limits.pages_per_sequence,
