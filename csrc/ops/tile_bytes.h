@@ -90,14 +90,16 @@ template <class B> HC_NOINLINE void sum_lane(const ByteRows<B>& rows, const Inpu
         sums[t] = in.sums(token);
         low_sums[t] = in.low_sums(token);
     }
-    int64_t place = place_of(lane, rows.blocks);
-    for (int64_t b = lane; b < rows.blocks; b += Vec::width, ++place) {
+    const uint8_t* x = in.tiled_row(first);
+    const int64_t stride = in.tiled_bytes(), blocks = rows.blocks;  // tiles' stores may alias `in` and `rows`
+    int64_t place = place_of(lane, blocks);
+    for (int64_t b = lane; b < blocks; b += Vec::width, ++place) {
         const float* block = rows.block(place);
         const float* factors = block + kTile * kBlock / 4;
         alignas(64) int32_t dots[H][kTile][kTile];
         unroll<0, H>([&](auto half) HC_INLINE_LAMBDA {
             constexpr int h = decltype(half)::value, bytes = kBlock / H;
-            Tiles::multiply<bytes>(in.tiled_row(first) + place * kBlock + h * bytes, in.tiled_bytes(),
+            Tiles::multiply<bytes>(x + place * kBlock + h * bytes, stride,
                                    (const uint8_t*)block + h * bytes * kTile, dots[h]);
         });
         unroll<0, V>([&](auto vector) HC_INLINE_LAMBDA {
