@@ -22,11 +22,25 @@ pytestmark = pytest.mark.skipif(
     reason="needs x86 and Linux",
 )
 
-OPERATIONS = (
-    "ldtilecfg sttilecfg tilerelease tilezero tileloadd tileloaddt1 tilestored "
-    "tdpbssd tdpbsud tdpbusd tdpbuud tdpbf16ps"
-).split()
-REGISTERS = [*"rax rcx rdx rbx rsp rbp rsi rdi".split(), *(f"r{i}" for i in range(8, 16)), "rip"]
+OPERATIONS = [
+    "ldtilecfg",
+    "sttilecfg",
+    "tilerelease",
+    "tilezero",
+    "tileloadd",
+    "tileloaddt1",
+    "tilestored",
+    "tdpbssd",
+    "tdpbsud",
+    "tdpbusd",
+    "tdpbuud",
+    "tdpbf16ps",
+]
+REGISTERS = [
+    *["rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi"],
+    *(f"r{i}" for i in range(8, 16)),
+    "rip",
+]
 NONE = -1  #: a field that an instruction lacks
 
 
@@ -168,9 +182,7 @@ MULTIPLIED = "AMX's tiles and plain loops multiply with different results"
         ("wrong-halves", MULTIPLIED),
     ],
 )
-def test_tiles_that_do_not_work_are_not_used(
-    emulator: Path, tmp_path: Path, fault: str, reason: str
-) -> None:
+def test_tiles_that_do_not_work_are_not_used(emulator: Path, tmp_path: Path, fault: str, reason: str) -> None:
     """Each command says so; its answers are those of vectors."""
     needs_the_kernels()
     if fault != "refused" and supported_isas()[0] == "amx":

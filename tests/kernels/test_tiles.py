@@ -143,9 +143,7 @@ def test_layers_by_tiles_have_the_bits_of_decoding(type: str, layout: str, tiled
 
 @pytest.mark.parametrize("math", ["split", "fast"])
 @pytest.mark.parametrize("type", BLOCK_TYPES)
-def test_prompt_rows_are_the_specification_bit_by_bit(
-    type: str, math: str, tiled: str, plain: str
-) -> None:
+def test_prompt_rows_are_the_specification_bit_by_bit(type: str, math: str, tiled: str, plain: str) -> None:
     """In any chunk, with any neighbours. Decode rows keep their bits, and so do types without BF16 tiles."""
     rows, columns = (37, 1055) if BLOCK_TYPES[type].weights == 1 else (37, 1280)
     random = rng("prompt math", type)
