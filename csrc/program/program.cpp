@@ -154,7 +154,7 @@ bool Program::take_tiled(ScratchPlan& plan, std::shared_ptr<Input> in, Meets mee
 }
 
 void Program::tile(std::shared_ptr<Input> in, std::function<int64_t()> rows) {
-    step([this, rows] { return any_tiled(*in, rows()) ? rows() : 0; },
+    step([this, in, rows] { return any_tiled(*in, rows()) ? rows() : 0; },
          [this, in](int64_t t, const Scratch&) { k_.tile_input(*in, int(t)); });
 }
 

@@ -72,8 +72,8 @@ void test_maths(const Kernels& k, std::shared_ptr<Pool> pool, const Weights& w, 
 }
 
 void test_step_scratch(const Kernels& k) {
-    StepShape dense{5, 2, 3, 64, 4, 2, 16, 96, 1, 1, 0, true};
-    StepShape routed{5, 2, 3, 64, 4, 2, 16, 32, 8, 2, 48, false};
+    StepShape dense{5, 2, 3, 64, 4, 2, 16, 96, 1, 1, 0, true, kSameMath};
+    StepShape routed{5, 2, 3, 64, 4, 2, 16, 32, 8, 2, 48, false, kFastMath};
     for (const StepShape& shape : {dense, routed}) {
         const size_t small = step_scratch_bytes(k, shape);
         StepShape larger = shape;

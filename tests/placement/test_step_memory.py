@@ -47,7 +47,7 @@ def test_scratch_of_programs(made: Callable[..., Session], name: str, options: d
 
 
 @pytest.mark.parametrize(
-    ("name", "math"), [*itertools.product(MODELS, ("same", "fast")), ("tiny-llama", "split")]
+    ("name", "math"), [*itertools.product(MODELS, ("same", "fast")), ("tiny-minicpm", "split")]
 )
 def test_scratch_of_prompts_by_tiles(
     made: Callable[..., Session], name: str, math: str, monkeypatch: pytest.MonkeyPatch
