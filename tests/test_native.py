@@ -166,7 +166,7 @@ def test_tiles_are_multiplied_without_calls(native: Path) -> None:
     command = ["objdump", "-d", "-w", "--no-show-raw-insn", str(objects(native, "products")["amx"])]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for product in ("tdpbssd", "tdpbf16ps"):
-        functions = [each for each in listing.split("\n\n") if product in each]
+        functions = [each for each in listing.split("\n\n") if product in each and "tiles_agree" not in each]
         assert functions
         for function in functions:
             code = [line.split("\t")[1].split()[0] for line in function.splitlines() if "\t" in line]

@@ -203,29 +203,22 @@ static void execute(const struct Instruction* in, const greg_t* registers) {
     if (in->base >= 0) at += registers[numbers[in->base]];
     if (in->base == 16) at += in->length;
     if (in->index >= 0) stride = registers[numbers[in->index]] * in->scale;
-    const int tile = in->tiles[0];
-    switch (in->operation) {
-        case LDTILECFG: configure((const uint8_t*)(at + stride)); break;
-        case STTILECFG: memcpy((uint8_t*)(at + stride), &configuration, sizeof configuration); break;
-        case TILERELEASE: memset(&configuration, 0, sizeof configuration); break;
-        case TILEZERO: memset(tiles[tile], 0, (size_t)rows_of(tile) * 64); break;
-        case TILELOADD:
-        case TILELOADDT1:
-            for (int row = 0; row < rows_of(tile); ++row, at += stride) {
-                memset(tiles[tile][row], 0, 64);
-                memcpy(tiles[tile][row], (const uint8_t*)at, (size_t)bytes_of(tile));
-            }
-            break;
-        case TILESTORED:
-            for (int row = 0; row < rows_of(tile); ++row, at += stride)
-                memcpy((uint8_t*)at, tiles[tile][row], (size_t)bytes_of(tile));
-            break;
-        case TDPBSSD: multiply_bytes(in->tiles, 1, 1); break;
-        case TDPBSUD: multiply_bytes(in->tiles, 1, 0); break;
-        case TDPBUSD: multiply_bytes(in->tiles, 0, 1); break;
-        case TDPBUUD: multiply_bytes(in->tiles, 0, 0); break;
-        case TDPBF16PS: multiply_halves(in->tiles); break;
-    }
+    const int operation = in->operation, tile = in->tiles[0];
+    if (operation == LDTILECFG) configure((const uint8_t*)(at + stride));
+    if (operation == STTILECFG) memcpy((uint8_t*)(at + stride), &configuration, sizeof configuration);
+    if (operation == TILERELEASE) memset(&configuration, 0, sizeof configuration);
+    if (operation == TILEZERO) memset(tiles[tile], 0, (size_t)rows_of(tile) * 64);
+    if (operation >= TILELOADD && operation <= TILESTORED)
+        for (int row = 0; row < rows_of(tile); ++row, at += stride) {
+            uint8_t *memory = (uint8_t*)at, *in_tile = tiles[tile][row];
+            if (operation != TILESTORED) memset(in_tile, 0, 64);
+            if (operation != TILESTORED) memcpy(in_tile, memory, (size_t)bytes_of(tile));
+            if (operation == TILESTORED) memcpy(memory, in_tile, (size_t)bytes_of(tile));
+        }
+    if (operation >= TDPBSSD && operation <= TDPBUUD)
+        multiply_bytes(in->tiles, operation == TDPBSSD || operation == TDPBSUD,
+                       operation == TDPBSSD || operation == TDPBUSD);
+    if (operation == TDPBF16PS) multiply_halves(in->tiles);
 }
 
 static struct sigaction before;
