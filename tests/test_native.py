@@ -19,6 +19,8 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
 #: With the stand-in for AVX-VNNI, which runs wherever AVX-512 does.
 ISAS_OF_X86 = ["scalar", "avx2", "avxvnni", "avxvnni_evex", "avx512"]
+#: Sets that compile only tiles: the set whose products have the same bits.
+TILED = {"amx": "avx512", "avx2+amx": "avx2", "scalar+loops": "scalar"}
 ISAS_OF_ARM = ["neon", "dotprod", "i8mm"]
 WHOLE = ["scalar", "avx2", "avx512", "neon"]  #: that have all kernels of their own
 #: Sources of csrc/isa that each instruction set compiles, and sources that only :data:`WHOLE` compile; each
@@ -30,7 +32,7 @@ SOURCES_OF_WHOLE = {
     "floats": "attention_block",
     "states": "delta_columns",
 }
-NEWER = ["avxvnni", "i8mm"]  #: that only compilers of their time know
+NEWER = ["amx", "avxvnni", "i8mm"]  #: that only compilers of their time know
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = "qemu-aarch64"
 
@@ -102,11 +104,13 @@ def test_a_source_install_compiles_for_this_processor(tmp_path: Path) -> None:
     """The best instruction set by the system's list of what the processor has, and plain code."""
     has = {*Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2].splitlines()[0].split()}
     wants = {
+        "amx": {"amx_tile", "amx_int8", "amx_bf16"},
         "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
         "avxvnni": {"avx_vnni"},
     }
     best = next((isa for isa, flags in wants.items() if flags <= has), "avx2" if "avx2" in has else "scalar")
-    expected = {"avxvnni": "avxvnni;scalar;avx2", "scalar": "scalar"}.get(best, f"{best};scalar")
+    shares = {"amx": "amx;scalar;avx512", "avxvnni": "avxvnni;scalar;avx2"}
+    expected = {**shares, "scalar": "scalar"}.get(best, f"{best};scalar")
     for options in ((), ("-DHOTCOLD_ISAS=",), ("-DHOTCOLD_ISAS=native",)):
         assert f"-- Instruction sets: {expected} (" in configured(tmp_path, *options)
 
@@ -115,11 +119,10 @@ def test_a_source_install_compiles_for_this_processor(tmp_path: Path) -> None:
 def test_names_of_instruction_sets_are_checked(tmp_path: Path) -> None:
     """A set that shares kernels brings the set that has them."""
     message = " ".join(configured(tmp_path, "-DHOTCOLD_ISAS=scalar;dotprod").split())
-    assert "HOTCOLD_ISAS has 'dotprod': choose native, all or a list of avx512;" in message
+    assert re.search("HOTCOLD_ISAS has 'dotprod': choose native, all or a list of (amx;)?avx512;", message)
     assert "-- Instruction sets: avx512;scalar (" in configured(tmp_path, "-DHOTCOLD_ISAS=avx512;scalar")
-    assert re.search(
-        r"-- Instruction sets: avx512;(avxvnni;)?avx2;scalar \(", configured(tmp_path, "-DHOTCOLD_ISAS=all")
-    )
+    every = configured(tmp_path, "-DHOTCOLD_ISAS=all")
+    assert re.search(r"-- Instruction sets: (amx;)?avx512;(avxvnni;)?avx2;scalar \(", every)
 
 
 @pytest.mark.parametrize("isa", [*ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM])
@@ -133,6 +136,42 @@ def test_dots_of_bytes_in_one_instruction_are_those_in_three(native: Path, isa: 
     """Bit by bit, as sums of integers are exact."""
     command = [str(native)]
     assert check(command, isa, "dots")[1] == check(command, "avx2", "dots")[1]
+
+
+@pytest.mark.skipif(not X86 or sys.platform != "linux", reason="needs x86 and Linux")
+@pytest.mark.parametrize(("isa", "base"), TILED.items())
+def test_products_by_tiles_have_the_bits_of_vectors(
+    native: Path, isa: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For any number of tokens. Prompt math has the bits of the plain loops that
+    tests/kernels/test_tiles.py compares with the specification. Processors without AMX emulate it."""
+    if isa != "scalar+loops" and "amx" not in objects(native, "products"):
+        pytest.skip("this compiler does not know AMX")
+    command, library = [str(native)], tmp_path / "tiles.so"
+    products, maths = check(command, base, "dots")[1], check(command, "scalar+loops", "maths")[1]
+    source = str(ROOT / "tests/native/emulated_tiles.c")
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", source, "-o", str(library)], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    for expected, rest in ((products, ()), (maths, ("maths",))):
+        done = subprocess.run([*command, isa, *rest], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines()[0] == expected
+
+
+@pytest.mark.skipif(not X86 or shutil.which("objdump") is None, reason="needs objdump for x86")
+def test_tiles_are_multiplied_without_calls(native: Path) -> None:
+    """Loops that multiply tiles only load tiles, multiply and store: no calls, no configuration."""
+    if "amx" not in objects(native, "products"):
+        pytest.skip("this compiler does not know AMX")
+    command = ["objdump", "-d", "-w", "--no-show-raw-insn", str(objects(native, "products")["amx"])]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for product in ("tdpbssd", "tdpbf16ps"):
+        functions = [each for each in listing.split("\n\n") if product in each and "tiles_agree" not in each]
+        assert functions
+        for function in functions:
+            code = [line.split("\t")[1].split()[0] for line in function.splitlines() if "\t" in line]
+            first, last = code.index(product), len(code) - code[::-1].index(product)
+            assert not {"call", "ldtilecfg", "tilerelease", "sttilecfg"} & {*code[first:last]}
 
 
 @pytest.mark.skipif(not X86 or shutil.which("qemu-x86_64") is None, reason="needs x86 and qemu-x86_64")
@@ -192,6 +231,8 @@ def objects(native: Path, source: str = "block_dots") -> dict[str, Path]:
     files = sorted(native.parent.glob(f"**/hotcold_isa_*.dir/**/{source}.cpp.o"))
     found = {file.as_posix().partition("hotcold_isa_")[2].partition(".")[0]: file for file in files}
     own = {isa for isa in (*ISAS_OF_X86 * X86, *ISAS_OF_ARM * ARM) if source in SOURCES or isa in WHOLE}
+    if source == "products":
+        own |= {"loops_scalar", "amx_avx2"} if X86 else {"loops_neon"}
     assert {*found, *NEWER} == {*NEWER, *own}
     return found
 
@@ -274,8 +315,8 @@ def test_what_writes_blocks_does_not_leak_either(tmp_path: Path, level: str) -> 
 def test_no_step_of_a_kernel_is_a_call(native: Path) -> None:
     """Compilers stop inlining in large files; a dot of Q4_0 then took twice as long (docs/log.md)."""
     for source, symbol in (SOURCES | SOURCES_OF_WHOLE).items():
-        vector = "".join(defined for isa, defined in symbols(native, source).items() if isa != "scalar")
-        assert symbol in vector  # local symbols are there to be seen
+        vector = "".join(defined for isa, defined in symbols(native, source).items() if "scalar" not in isa)
+        assert symbol in vector  # local symbols are there to be symbol
         # `opened` is a constant in the types of arguments.
         calls = r"Vec::.*|::fetch(?:_lines)?[(<].*|load_units.*|Block\w+::(?!opened\b).*"
         assert re.findall(calls, vector) == []

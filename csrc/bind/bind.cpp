@@ -98,6 +98,8 @@ NB_MODULE(_native, m) {
             states.emplace_back(isa.name, isa.runs, isa.kernels != nullptr);
         return states;
     });
+    m.def("tile_fault", &tile_fault);
+    m.def("has_tiles", [](const std::string& isa) { return kernels_of(isa).tile_input != nullptr; }, "isa"_a);
     m.def("fetching", [] { return std::pair{fetching.ahead, fetching.into_l2 ? 2 : 1}; });
     m.def(
         "set_fetching",

@@ -16,10 +16,14 @@ Index array_of(const nb::handle& batch, const char* name) {
 }
 
 void make_program(BoundProgram* self, const std::string& isa, std::shared_ptr<Pool> pool,
-                  const nb::object& batch) {
+                  const nb::object& batch, int math) {
     const BatchArrays arrays(batch);
     const BatchBounds bounds = arrays.bounds();
-    new (self) BoundProgram{Program(kernels_of(isa), std::move(pool), arrays.view(), bounds), bounds, arrays};
+    const Kernels& kernels = kernels_of(isa);
+    if (math < kSameMath || math > kFastMath || (math != kSameMath && !kernels.tile_input))
+        refuse("math " + std::to_string(math) + " of prompt rows: " + kernels.name + " has no tiles for it");
+    new (self) BoundProgram{Program(kernels, std::move(pool), arrays.view(), bounds, PromptMath(math)),
+                            bounds, arrays};
 }
 
 // A weight [groups, n] has a row for each group of n values.
@@ -181,13 +185,15 @@ void bind_softcap(BoundProgram& p, const Floats& logits, float cap) {
     p.program.softcap(data_of(logits, "softcap: logits", p.rows(kLogits), vocab), vocab, cap);
 }
 
-int64_t bind_scratch(int64_t tokens, int64_t logits, int64_t pages_per_sequence, int64_t dim, int64_t heads,
-                     int64_t kv_heads, int64_t head_dim, int64_t neurons, int64_t experts, int64_t chosen,
-                     int64_t shared, bool by_output) {
+int64_t bind_scratch(const std::string& isa, int64_t tokens, int64_t logits, int64_t pages_per_sequence,
+                     int64_t dim, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t neurons,
+                     int64_t experts, int64_t chosen, int64_t shared, bool by_output, int math) {
     for (const int64_t count : {tokens, dim, kv_heads, head_dim, neurons, experts, chosen})
         if (count < 1) refuse("scratch of a step: at least one of everything is needed");
-    return int64_t(step_scratch_bytes({tokens, logits, pages_per_sequence, dim, heads, kv_heads, head_dim,
-                                       neurons, experts, chosen, shared, by_output}));
+    const StepShape shape{
+        tokens, logits,    pages_per_sequence, dim, heads, kv_heads, head_dim, neurons, experts, chosen,
+        shared, by_output, PromptMath(math)};
+    return int64_t(step_scratch_bytes(kernels_of(isa), shape));
 }
 
 // Runs without the GIL.
@@ -244,9 +250,9 @@ Batch BatchArrays::view() const {
 nb::class_<BoundProgram> bind_ops(nb::module_& m) {
     nb::class_<BoundProgram> program(m, "Program");
     program
-        .def(
-            "__init__", &make_program, "isa"_a, "pool"_a, "batch"_a,
-            nb::sig("def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch) -> None"))
+        .def("__init__", &make_program, "isa"_a, "pool"_a, "batch"_a, "math"_a = 0,
+             nb::sig("def __init__(self, isa: str, pool: Pool, batch: hotcold.kernels.backend.Batch, "
+                     "math: int = 0) -> None"))
         .def("embed", &bind_embed, "table"_a, "out"_exact, "by"_a, "accumulate"_a)
         .def("norm", &bind_norm, "x"_exact, "out"_exact, "weight"_maybe, "bias"_maybe, "eps"_a, "centre"_a,
              "rows"_a)
@@ -264,9 +270,9 @@ nb::class_<BoundProgram> bind_ops(nb::module_& m) {
         .def_prop_ro("scratch_bytes", [](BoundProgram& p) { return p.program.scratch_bytes(); })
         .def_prop_ro("steps", [](BoundProgram& p) { return p.program.steps(); })
         .def("run", &bind_run, "nanoseconds"_maybe = nb::none());
-    m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "tokens"_a, "logits"_a, "pages_per_sequence"_a,
-          "dim"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "neurons"_a, "experts"_a, "chosen"_a, "shared"_a,
-          "by_output"_a);
+    m.def("step_scratch_bytes", &bind_scratch, nb::kw_only(), "isa"_a, "tokens"_a, "logits"_a,
+          "pages_per_sequence"_a, "dim"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "neurons"_a, "experts"_a,
+          "chosen"_a, "shared"_a, "by_output"_a, "math"_a);
     return program;
 }
 

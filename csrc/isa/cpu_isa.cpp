@@ -1,6 +1,6 @@
 // Picks the kernels that this processor can run.
 #include <cstring>
-#include <stdexcept>
+#include <string>
 
 #include "isa/processor.h"
 #include "isa/table.h"
@@ -27,6 +27,19 @@ struct Known {
     const Kernels* (*kernels)();
 };
 constexpr Known kKnown[] = {
+// For tests: known_isas() leaves them out.
+#ifdef HC_AMX_AVX2
+    {"avx2+amx", HC_KERNELS(1, amx_avx2, avx2)},
+#endif
+#ifdef HC_LOOPS_NEON
+    {"neon+loops", HC_KERNELS(1, loops_neon, neon)},
+#endif
+#ifdef HC_LOOPS_SCALAR
+    {"scalar+loops", HC_KERNELS(1, loops_scalar, scalar)},
+#endif
+#ifdef HC_HAVE_AMX
+    {"amx", HC_KERNELS(HC_HAVE_AMX, amx, avx512)},
+#endif
 #ifdef HC_HAVE_AVX512
     {"avx512", HC_KERNELS(HC_HAVE_AVX512, avx512, avx512)},
 #endif
@@ -53,27 +66,46 @@ constexpr Known kKnown[] = {
 #endif
 };
 
+std::string find_tile_fault() {
+    if (!lists_amx()) return "";
+    if (const int error = request_tiles())
+        return std::string("Linux refuses AMX's tiles to this process: ") + std::strerror(error);
+    for (const Known& known : kKnown)
+        if (!std::strcmp(known.name, "amx") && known.kernels && !known.kernels()->tiles_agree())
+            return "AMX's tiles and plain loops multiply with different results";
+    return "";
+}
+
 }  // namespace
 
-std::vector<KnownIsa> known_isas() {
-    std::vector<KnownIsa> isas;
-    for (const InstructionSet& isa : kInstructionSets)
-        for (const Known& known : kKnown)
-            if (!std::strcmp(known.name, isa.name))
-                isas.push_back({isa.name, isa.runs(), known.kernels ? known.kernels() : nullptr});
-    return isas;
+const std::string& tile_fault() {
+    static const std::string fault = find_tile_fault();
+    return fault;
+}
+
+const std::vector<KnownIsa>& known_isas() {
+    static const std::vector<KnownIsa> all = [] {
+        std::vector<KnownIsa> isas;
+        for (const InstructionSet& isa : kInstructionSets)
+            for (const Known& known : kKnown)
+                if (!std::strcmp(known.name, isa.name)) {
+                    const bool runs = isa.runs() && (std::strcmp(isa.name, "amx") || tile_fault().empty());
+                    isas.push_back({isa.name, runs, known.kernels ? known.kernels() : nullptr});
+                }
+        return isas;
+    }();
+    return all;
 }
 
 const Kernels* find_kernels(const char* name) {
-    for (const KnownIsa& isa : known_isas())
-        if (isa.runs && isa.kernels && (!*name || !std::strcmp(name, isa.name))) return isa.kernels;
+    const std::string base(name, std::strcspn(name, "+"));
+    for (const KnownIsa& isa : known_isas()) {
+        if (!isa.runs || !isa.kernels || (*name && base != isa.name)) continue;
+        if (base == name) return isa.kernels;
+        for (const Known& loops : kKnown)
+            if (!std::strcmp(loops.name, name)) return loops.kernels();
+    }
     return nullptr;
-}
-
-const Kernels& best_kernels() {
-    const Kernels* best = find_kernels("");
-    if (!best) throw std::runtime_error("HOTCOLD_ISAS left out what this processor runs when this was built");
-    return *best;
 }
 
 }  // namespace hc

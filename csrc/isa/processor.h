@@ -1,7 +1,14 @@
 // The instruction sets that this processor runs, even without kernels in this build.
 #pragma once
 #include "os/cpuid.h"
-#if defined(__linux__) && defined(__aarch64__)
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+// Defined only by tests/native/emulated_tiles.c: true if it runs the instructions that the processor lacks.
+extern "C" __attribute__((weak, visibility("default"))) int hotcold_emulates_tiles();
+#elif defined(__linux__) && defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #elif defined(__APPLE__)
@@ -36,6 +43,22 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vnni");
 }
 #endif
+#if defined(__linux__)
+bool lists_amx() {
+    constexpr uint32_t want = 1u << 22 | 1u << 24 | 1u << 25;  // BF16, tiles, INT8
+    const bool tiles = (cpuid(7).d & want) == want || (hotcold_emulates_tiles && hotcold_emulates_tiles());
+    return tiles && has_avx512();
+}
+// Linux saves the state of tiles only for processes that ask for it. Returns 0, or the error of its refusal.
+int request_tiles() {
+    constexpr int request_permission = 0x1023, tile_data = 18;
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0 ? 0 : errno;
+}
+#else
+bool lists_amx() { return false; }
+int request_tiles() { return 0; }
+#endif
+bool has_amx() { return lists_amx() && request_tiles() == 0; }
 // __builtin_cpu_supports of older compilers does not know "avxvnni".
 bool has_avxvnni() { return has_avx2() && (cpuid(7, 1).a >> 4 & 1); }
 
@@ -79,9 +102,9 @@ struct InstructionSet {
 // Best first.
 constexpr InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__) || defined(_M_X64)
-    {"avx512", has_avx512},       {"avxvnni", has_avxvnni}, {"avx2", has_avx2},
-    {"avxvnni_evex", has_avx512},  // only for native tests, so it follows the set whose kernels it shares
-    {"scalar", has_always},
+    // avxvnni_evex is only for native tests, so it follows the set whose kernels it shares
+    {"amx", has_amx},   {"avx512", has_avx512},       {"avxvnni", has_avxvnni},
+    {"avx2", has_avx2}, {"avxvnni_evex", has_avx512}, {"scalar", has_always},
 #elif defined(__aarch64__) || defined(_M_ARM64)
     {"i8mm", has_i8mm},
     {"dotprod", has_dotprod},

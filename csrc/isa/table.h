@@ -1,6 +1,7 @@
 // The kernels of an instruction set: one table of functions on pointers.
 #pragma once
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "ops/arguments.h"
@@ -19,6 +20,10 @@ struct ByteProducts {
     // Score bits (score >= threshold) of 64 neurons a word: words [word, end) for tokens [0, tokens).
     void (*predict)(const Rows&, const Input&, const float* threshold, int64_t word, int64_t end, int tokens,
                     const Masks&);
+    // Writes Input::tiled for a token; null: no tiles.
+    void (*tile_input)(const Input&, int token) = nullptr;
+    // True if tiles multiply like plain loops, bit by bit: checked once, on small products.
+    bool (*tiles_agree)() = nullptr;
 };
 
 // Decodes a weight row to floats.
@@ -73,7 +78,8 @@ struct Kernels : ByteProducts, RowSums, FfnSums, FloatKernels, StateKernels {};
 // Each part is compiled once for each instruction set. Parts are constants: no code of an instruction set
 // runs before the processor is checked.
 extern const ByteProducts products_scalar, products_avx2, products_avxvnni, products_avxvnni_evex,
-    products_avx512, products_neon, products_dotprod, products_i8mm;
+    products_avx512, products_neon, products_dotprod, products_i8mm, products_amx, products_amx_avx2,
+    products_loops_scalar, products_loops_neon;
 extern const RowSums row_sums_scalar, row_sums_avx2, row_sums_avx512, row_sums_neon;
 extern const FfnSums ffn_sums_scalar, ffn_sums_avx2, ffn_sums_avx512, ffn_sums_neon;
 extern const FloatKernels floats_scalar, floats_avx2, floats_avx512, floats_neon;
@@ -85,11 +91,13 @@ struct KnownIsa {
     bool runs;               // on this processor
     const Kernels* kernels;  // null: not in this build
 };
-std::vector<KnownIsa> known_isas();
+const std::vector<KnownIsa>& known_isas();
 
-// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best.
+// Why a processor with AMX does not run its kernels; empty if it does, or without AMX.
+const std::string& tile_fault();
+
+// Kernels by ISA name; null if this build or this CPU lacks it. "" picks the best. Tests also
+// name sets with other tiles: "scalar+loops" has plain loops, "avx2+amx" has AMX with AVX2's vectors.
 const Kernels* find_kernels(const char* name);
-// The best kernels. Throws std::runtime_error if this build has none for this CPU.
-const Kernels& best_kernels();
 
 }  // namespace hc

@@ -23,6 +23,7 @@ constexpr int64_t kPlainPiece = 192 << 10;  // bytes of plain rows that stay in 
 constexpr int kArrangedRows = 24;           // plain rows at once, whatever their length
 constexpr int kDecodedRows = 16;            // quantised rows that are decoded at once: see ops/row_tiles.h
 constexpr int kMostDecoded = 64;            // tokens for these rows at once, so that the sums stay in L2
+constexpr int kLeastTiled = 16;             // fewer tokens are not multiplied by byte tiles
 
 // One step's numbers; see hotcold.kernels.backend.Batch.
 struct Batch {

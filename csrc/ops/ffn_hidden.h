@@ -13,10 +13,11 @@ void ffn_hidden(const Ffn& f, int64_t first, int64_t count, int t0, int t1, uint
     const float* bias = f.gate.base ? f.gate_bias : f.up_bias;
     const int64_t row_step = f.by_output ? 1 : f.hidden_tokens, token_step = f.by_output ? f.neurons() : 1;
     float* up = (float*)local;  // one tile, in the order of hidden
-    const int64_t up_row = f.by_output ? 1 : kUpTile, up_token = f.by_output ? count : 1;
+    const int most = f.x.tiled ? kTiledUpTile : kUpTile;
+    const int64_t up_row = f.by_output ? 1 : most, up_token = f.by_output ? count : 1;
     uint8_t* rest = local + kUpTileBytes;
-    for (int t = t0; t < t1; t += kUpTile) {
-        const int end = smaller(t + kUpTile, t1);
+    for (int t = t0; t < t1; t += most) {
+        const int end = smaller(t + most, t1);
         float* h = f.hidden + first * row_step + t * token_step;
         if (f.gates) {
             for (int i = t; i < end; ++i)

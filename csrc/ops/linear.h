@@ -6,6 +6,9 @@
 #include "ops/scratch.h"
 #include "simd/block_types.h"
 #include "simd/stream.h"
+#ifdef HC_TILES
+#include "ops/tile_dots.h"
+#endif
 
 namespace hc {
 
@@ -18,6 +21,9 @@ namespace {
 
 inline void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, const Input& in, int t0,
                  int t1, Stream& stream, const Sink& sink, uint8_t* local = nullptr) {
+#ifdef HC_TILES
+    if (tile_dots({rows, list, first, count}, in, t0, t1, sink, local)) return;
+#endif
     const auto of_type = has_small_blocks(rows.type) ? HC_OWN(block_dots) : HC_OWN(other_dots);
     of_type({rows, list, first, count}, in, t0, t1, stream, sink, local);
 }

@@ -54,9 +54,10 @@ inline int64_t ffn_piece_scratch(const Ffn& f, int tokens) {
     return most * kNeuronScratch + 64 + levels * tokens * sums_of(f.dim()) * 4;
 }
 
-// ffn_hidden: up values of one piece's rows and 64 tokens, and the scratch of its products.
-constexpr int kUpTile = 64;
-constexpr int64_t kUpTileBytes = kMaxPieceRows * kUpTile * 4;
+// ffn_hidden: up values of one piece's rows and kUpTile tokens, and the scratch of its products. Tiles decode
+// rows again for each range of tokens, so their range is longer.
+constexpr int kUpTile = 64, kTiledUpTile = 256;
+constexpr int64_t kUpTileBytes = kMaxPieceRows * kTiledUpTile * 4;
 static_assert(kUpTileBytes + kDotScratch <= int64_t(kLocalBytes), "a piece's tile must fit");
 
 // ffn_prompt_down: for each token of a tile the sums of all levels and of the current leaf, 32 decoded rows

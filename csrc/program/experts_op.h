@@ -25,6 +25,7 @@ inline const float* at(const float* values, int64_t i) { return values ? values 
 inline Input from_row(Input in, int64_t t) {
     in.x = at(in.x, t * in.stride);
     if (in.quantised) in.quantised += t * Input::token_bytes(in.cols);
+    if (in.tiled) in.tiled = in.tiled_row(t);
     return in;
 }
 
@@ -34,12 +35,14 @@ struct Gathered {
     Input from, to;
     float* floats = nullptr;  // of `to`, if kernels read floats
     bool codes = false;       // kernels read quantised codes
+    bool tiles = false;       // tiles read rows of this step
 
     // Uses `memory` for the floats of `to`.
     void take(uint8_t* memory) { to.x = floats = reinterpret_cast<float*>(memory); }
     void copy(int token, int64_t pair) const {
         if (floats) std::memcpy(floats + pair * to.stride, from.x + token * from.stride, size_t(to.cols) * 4);
         const auto bytes = Input::token_bytes(to.cols);
+        if (tiles) std::memcpy(to.tiled_row(pair), from.tiled_row(token), size_t(to.tiled_bytes()));
         if (codes) std::memcpy(to.quantised + pair * bytes, from.quantised + token * bytes, size_t(bytes));
     }
     void copy(const Routing& routing, int pair, int64_t before) const {
@@ -193,10 +196,8 @@ inline Ffn ExpertsOp::view(const Routing& routing, const Routing::Part& part) co
 }
 
 inline Input ExpertsOp::hidden_of(const Routing::Part& part) const {
-    Input in = hidden;
+    Input in = from_row(hidden, part.begin);
     in.cols = in.stride = neurons(part);
-    in.x += part.begin * most_neurons;
-    if (in.quantised) in.quantised += part.begin * Input::token_bytes(most_neurons);
     return in;
 }
 

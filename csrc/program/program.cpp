@@ -130,7 +130,7 @@ void Program::quantise(std::shared_ptr<Input> in, std::function<int64_t()> rows)
 }
 
 void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets, int64_t max_rows,
-                      std::function<int64_t()> rows) {
+                      std::function<int64_t()> rows, bool plain_math) {
     if (meets.quantised) {
         take_quantised(plan, in, max_rows);
         quantise(in, rows);
@@ -141,6 +141,21 @@ void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets,
         step([rows] { return rows() >= kLeastArranged ? rows() : 0; },
              [this, in](int64_t t, const Scratch&) { k_.arrange(*in, int(t)); });
     }
+    if (plain_math && math_ != kSameMath) return;
+    if (take_tiled(plan, in, meets, max_rows)) tile(in, rows);
+}
+
+bool Program::take_tiled(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets, int64_t max_rows) {
+    in->math = math_ == kSplitMath && !meets.plain ? kSameMath : math_;
+    const bool tiled = in->math != kSameMath || (meets.quantised && max_rows >= kLeastTiled);
+    if (!k_.tile_input || !tiled) return false;
+    plan.take((max_rows + kTilesBehind) * in->tiled_bytes(), [in](uint8_t* p) { in->tiled = p; });
+    return true;
+}
+
+void Program::tile(std::shared_ptr<Input> in, std::function<int64_t()> rows) {
+    step([this, in, rows] { return any_tiled(*in, rows()) ? rows() : 0; },
+         [this, in](int64_t t, const Scratch&) { k_.tile_input(*in, int(t)); });
 }
 
 // Counts the rows of a product that decode rows read (the step has only decode rows), and the pairs of row
@@ -167,7 +182,10 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
              const int tokens = int(rows());
              cut->each(piece, [&](size_t i, int64_t first, int64_t count) {
                  const Product& p = (*all)[i];
-                 if (!p.where) return k_.product(p, *in, first, count, 0, tokens, s.local);
+                 if (!p.where)
+                     return by_kind(*in, batch_.decode_count(), tokens, [&](const Input& x, int t0, int t1) {
+                         k_.product(p, x, first, count, t0, t1, s.local);
+                     });
                  if (p.stats && first == 0 && !batch_.prompt_count()) count_wanted(p, tokens);
                  const int decode = batch_.decode_count();
                  if (decode) k_.product(p, *in, first, count, 0, decode, s.local);
@@ -190,7 +208,7 @@ void Program::linear(const float* x, const std::vector<Product>& list, RowsOf ro
     for (const Product& p : list) meets.with(p.rows);
     auto in = input_of(x, list[0].rows.cols);
     const auto n = [this, rows] { return count(rows); };
-    prepare(plan, in, meets, max_rows(rows), n);
+    prepare(plan, in, meets, max_rows(rows), n, rows == kLogits);
     products(in, std::make_shared<std::vector<Product>>(list), n);
 }
 
@@ -330,7 +348,7 @@ void Program::router(const float* x, const Rows& weights, const float* bias, con
     auto in = input_of(x, weights.cols);
     Meets meets{};
     meets.with(weights);
-    prepare(plan, in, meets, bounds_.tokens, tokens);
+    prepare(plan, in, meets, bounds_.tokens, tokens, true);
     auto logits =
         std::make_shared<std::vector<Product>>(1, Product{weights, bias, nullptr, weights.count, false});
     plan.take(bounds_.tokens * weights.count * 4,

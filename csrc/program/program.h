@@ -59,8 +59,9 @@ struct Mailbox {
 
 class Program {
   public:
-    Program(const Kernels& kernels, std::shared_ptr<Pool> pool, const Batch& batch, const BatchBounds& bounds)
-        : k_(kernels), pool_(std::move(pool)), batch_(batch), bounds_(bounds) {}
+    Program(const Kernels& kernels, std::shared_ptr<Pool> pool, const Batch& batch, const BatchBounds& bounds,
+            PromptMath math = kSameMath)
+        : k_(kernels), math_(math), pool_(std::move(pool)), batch_(batch), bounds_(bounds) {}
     Program(const Program&) = delete;  // its steps point to it
     Program& operator=(const Program&) = delete;
 
@@ -144,8 +145,24 @@ class Program {
         bool quantised, plain;
         void with(const Rows& rows) { (is_quantised(rows.type) ? quantised : plain) = true; }
     };
-    void prepare(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows,
-                 std::function<int64_t()> rows);
+    // `plain_math`: prompt rows are computed like decode rows in every prompt math.
+    void prepare(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows, std::function<int64_t()> rows,
+                 bool plain_math = false);
+    // Takes memory for Input::tiled if tiles may multiply this input. tile() records the step that writes it.
+    bool take_tiled(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows);
+    void tile(std::shared_ptr<Input>, std::function<int64_t()> rows);
+    // True if tiles multiply any of a step's `rows` of this input.
+    bool any_tiled(const Input& in, int64_t rows) const {
+        return in.math == kSameMath ? rows >= kLeastTiled : batch_.prompt_count() > 0;
+    }
+    // Runs ffn_hidden for all rows; the first `decode` are decode rows.
+    void hidden(const Ffn&, int64_t first, int64_t count, int decode, int tokens, uint8_t* local) const;
+    // Calls run(input, t0, t1) for all rows; separately for decode and prompt rows if their math differs.
+    template <class Run> static void by_kind(const Input& in, int decode, int tokens, Run&& run) {
+        if (!in.tiled || in.math == kSameMath) decode = 0;
+        if (decode) run(in.without_tiles(), 0, decode);
+        if (decode < tokens) run(in, decode, tokens);
+    }
     void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>,
                   std::function<int64_t()> rows);
     void ffn_by_neuron(std::shared_ptr<Ffn>, ScratchPlan&);
@@ -162,6 +179,7 @@ class Program {
     std::shared_ptr<Input> predictor_hidden(ScratchPlan&, const float* x, const Predictor&);
 
     const Kernels& k_;
+    const PromptMath math_;
     std::shared_ptr<Pool> pool_;
     const Batch batch_;
     BatchBounds bounds_;

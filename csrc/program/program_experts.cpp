@@ -86,12 +86,14 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
     in.codes = is_quantised(args.up.type) || (gated && is_quantised(args.gate.type));
     const bool floats = !is_quantised(args.up.type) || (gated && !is_quantised(args.gate.type));
     in.from = in.to = Input{x, dim, nullptr, dim};
+    const std::shared_ptr<Input> from(op, &in.from), to(op, &in.to);
     if (in.codes) {
-        const std::shared_ptr<Input> from(op, &in.from), to(op, &in.to);
         take_quantised(plan, from, rows);
         quantise(from, [this] { return count(kTokens); });
         take_quantised(plan, to, pairs);
     }
+    if (take_tiled(plan, from, {in.codes, floats}, rows) && take_tiled(plan, to, {in.codes, floats}, pairs))
+        tile(from, [this] { return count(kTokens); });
     if (floats) plan.take(pairs * dim * 4, [op](uint8_t* p) { op->input.take(p); });
     plan.take(pairs * dim * 4, [op](uint8_t* p) { op->sums = reinterpret_cast<float*>(p); });
     step([this] { return int64_t(count(kTokens) > 0); },
@@ -100,6 +102,7 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
              const int decode = op->layer.by_output ? 0 : batch_.decode_count();
              op->decode.sort(0, decode);
              op->prompt.sort(decode, batch_.tokens_count());
+             op->input.tiles = op->input.from.tiled && any_tiled(op->input.from, batch_.tokens_count());
              clear_active(*op, batch_.decode_count());
              if (op->load_batches && !op->by_rows()) op->load_batches->begin(op->named(), nullptr, give_up());
          });
@@ -251,11 +254,13 @@ void Program::experts_by_output(std::shared_ptr<ExpertsOp> op, ScratchPlan& plan
         op->down_rows.push_back(down);
         down += experts.neurons(e) ? op->layer.dim() : 0;
     }
+    op->hidden.cols = op->hidden.stride = op->most_neurons;
     plan.take(pairs * op->most_neurons * 4,
               [op](uint8_t* p) { op->hidden.x = op->layer.hidden = reinterpret_cast<float*>(p); });
-    if (is_quantised(op->layer.down.type))
-        plan.take(pairs * Input::token_bytes(op->most_neurons),
-                  [op](uint8_t* p) { op->hidden.quantised = p; });
+    const std::shared_ptr<Input> hidden(op, &op->hidden);
+    const bool quantised = is_quantised(op->layer.down.type);
+    if (quantised) take_quantised(plan, hidden, pairs);
+    take_tiled(plan, hidden, {quantised, !quantised}, pairs);
     for (int64_t load_batch = 0; load_batch < op->most_load_batches(); ++load_batch) {
         next_load_batch(op, load_batch);
         load_batch_by_output(op, load_batch);
@@ -269,43 +274,49 @@ void Program::load_batch_by_output(std::shared_ptr<ExpertsOp> op, int64_t load_b
     const auto blocks_of = [op, size](const Routing::Part& part) {
         return op->in_load_batch(part) ? ceil_div(op->neurons(part), size) : 0;
     };
+    const auto decode_of = [this, op](const Routing::Part& part) {
+        const int32_t* tokens = op->prompt.tokens(part);
+        return int(std::lower_bound(tokens, tokens + part.rows(), batch_.decode_count()) - tokens);
+    };
     step([=] { return op->is_load_batch(load_batch) ? op->prompt_cut.over(op->prompt, blocks_of) : 0; },
-         [this, op, size](int64_t piece, const Scratch& s) {
+         [this, op, size, decode_of](int64_t piece, const Scratch& s) {
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const int64_t first = piece * size, end = std::min(first + size, op->neurons(part));
-             k_.ffn_hidden(op->view(op->prompt, part), first, end - first, 0, part.rows(), s.local);
+             hidden(op->view(op->prompt, part), first, end - first, decode_of(part), part.rows(), s.local);
          });
     if (op->layer.mask || op->layer.active || op->layer.stats)
         step([this, op,
               load_batch] { return int64_t(op->is_load_batch(load_batch) && batch_.decode_count() > 0); },
-             [this, op](int64_t, const Scratch&) {
+             [this, op, decode_of](int64_t, const Scratch&) {
                  for (const Routing::Part& part : op->prompt.parts()) {
                      if (!op->in_load_batch(part)) continue;
-                     const int32_t* tokens = op->prompt.tokens(part);
-                     const auto decode =
-                         std::lower_bound(tokens, tokens + part.rows(), batch_.decode_count());
-                     if (op->neurons(part) && decode != tokens)
-                         account_by_output(op->view(op->prompt, part), int(decode - tokens),
-                                           !batch_.prompt_count());
+                     const int decode = decode_of(part);
+                     if (op->neurons(part) && decode)
+                         account_by_output(op->view(op->prompt, part), decode, !batch_.prompt_count());
                  }
              });
-    if (is_quantised(op->layer.down.type))
+    const bool quantised = is_quantised(op->layer.down.type);
+    if (quantised || op->hidden.math != kSameMath)
         step([op, load_batch] { return op->is_load_batch(load_batch) ? int64_t(op->prompt.pairs()) : 0; },
-             [this, op](int64_t pair, const Scratch&) {
+             [this, op, quantised](int64_t pair, const Scratch&) {
                  const Routing::Part& part = op->prompt.part_of(int(pair));
-                 if (op->neurons(part) && op->in_load_batch(part))
-                     k_.quantise(op->hidden_of(part), int(pair) - part.begin);
+                 if (!op->neurons(part) || !op->in_load_batch(part)) return;
+                 const Input in = op->hidden_of(part);
+                 if (quantised) k_.quantise(in, int(pair) - part.begin);
+                 if (in.tiled && any_tiled(in, part.rows())) k_.tile_input(in, int(pair) - part.begin);
              });
     const auto outputs_of = [op, down_size](const Routing::Part& part) {
         return op->neurons(part) && op->in_load_batch(part) ? ceil_div(op->layer.dim(), down_size) : 0;
     };
     step([=] { return op->is_load_batch(load_batch) ? op->prompt_cut.over(op->prompt, outputs_of) : 0; },
-         [this, op, down_size](int64_t piece, const Scratch& s) {
+         [this, op, down_size, decode_of](int64_t piece, const Scratch& s) {
              const Routing::Part& part = op->prompt.parts()[op->prompt_cut.part(piece)];
              const Ffn f = op->view(op->prompt, part);
              const int64_t first = piece * down_size, end = std::min(first + down_size, f.dim());
              const Product product{f.down, f.down_bias, f.out, f.dim(), false};
-             k_.product(product, op->hidden_of(part), first, end - first, 0, part.rows(), s.local);
+             by_kind(op->hidden_of(part), decode_of(part), part.rows(), [&](const Input& x, int t0, int t1) {
+                 k_.product(product, x, first, end - first, t0, t1, s.local);
+             });
          });
 }
 

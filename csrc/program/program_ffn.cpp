@@ -80,6 +80,15 @@ void Program::ffn(Ffn args, const float* x, Masks strongest) {
         ffn_by_neuron(f, plan);
 }
 
+void Program::hidden(const Ffn& f, int64_t first, int64_t count, int decode, int tokens,
+                     uint8_t* local) const {
+    by_kind(f.x, decode, tokens, [&](const Input& x, int t0, int t1) {
+        Ffn of_kind = f;
+        of_kind.x = x;
+        k_.ffn_hidden(of_kind, first, count, t0, t1, local);
+    });
+}
+
 // Decode rows are cut by neurons, each piece with its own sums; prompt rows by rows, then by outputs.
 void Program::ffn_by_neuron(std::shared_ptr<Ffn> f, ScratchPlan& plan) {
     plan.take(bounds_.tokens * f->neurons() * 4,
@@ -190,7 +199,7 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan, Masks str
     step([=] { return tokens() ? cut->pieces() : 0; },
          [=](int64_t piece, const Scratch& s) {
              cut->each(piece, [&](size_t, int64_t first, int64_t count) {
-                 k_.ffn_hidden(*f, first, count, 0, int(tokens()), s.local);
+                 hidden(*f, first, count, batch_.decode_count(), int(tokens()), s.local);
              });
          },
          [=](int64_t piece, int64_t end) {

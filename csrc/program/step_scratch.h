@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "isa/table.h"
+
 namespace hc {
 
 // The shape of a model whose layers are equal.
@@ -12,10 +14,11 @@ struct StepShape {
     int64_t neurons, experts, chosen;  // neurons of a layer, or of each of its experts
     int64_t shared;                    // neurons of the shared expert
     bool by_output;                    // down is a dot product over all neurons
+    PromptMath math;                   // of prompt rows
 };
 
 // Records each op on weights and buffers that do not exist, and returns the scratch that the ops request.
-// Assumes quantised weights if their rows are whole blocks.
-size_t step_scratch_bytes(const StepShape&);
+// Assumes quantised weights if their rows are whole blocks, but float weights for kSplitMath.
+size_t step_scratch_bytes(const Kernels&, const StepShape&);
 
 }  // namespace hc

@@ -50,7 +50,7 @@ const uint TOTALS = (TILE + LANES - 1) / LANES;  // most totals of an invocation
 
 shared float partial[TILE * 256];
 shared uint active_gates;  // a bit for each of these neurons
-shared uint listed_at;  // the position of the first of them in the second list
+shared uint listed_at;     // the position of the first of them in the second list
 
 // The number of an expert's row at a position among the computed rows.
 uint row_at(uint tile, uint place) { return LISTED == 0 ? place : lists[list_at(LISTED - 1, tile, place)]; }

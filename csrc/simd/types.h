@@ -140,6 +140,10 @@ struct Panels {
 // Neurons whose weights of one output share one scale; panels of 256 hold several such runs.
 HC_SMALL int scale_run(Type type) { return type == Q6_K ? 16 : kBlock; }
 
+// How products of prompt rows are computed: hotcold.kernels.numpy_tiles.PROMPT_MATHS.
+enum PromptMath : int { kSameMath = 0, kSplitMath = 1, kFastMath = 2 };
+constexpr int kTilesBehind = 31;  // tokens that tiles may load after the last one
+
 // Activations of several tokens: float rows and, for quantised weights, int8 codes per 32 values in the order
 // of packed rows, with a scale and a sum of codes for each block.
 struct Input {
@@ -148,6 +152,21 @@ struct Input {
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
     float* arranged = nullptr;  // for plain weights and many tokens: see ops/plain_tiles.h
+    // Rows that tiles load, or null: by `math`, each token's codes (same), its floats as BF16 numbers (fast),
+    // or its codes, the high halves of its floats and then the low halves (split).
+    uint8_t* tiled = nullptr;
+    PromptMath math = kSameMath;
+
+    HC_SMALL int64_t halves() const { return math == kSplitMath ? padded(cols) : 0; }  // offset of the high
+    HC_SMALL int64_t tiled_bytes() const {
+        return padded(cols) * (math == kSameMath ? 1 : math == kSplitMath ? 5 : 2);
+    }
+    HC_SMALL uint8_t* tiled_row(int64_t t) const { return tiled + t * tiled_bytes(); }
+    HC_SMALL Input without_tiles() const {
+        Input in = *this;
+        in.tiled = nullptr;
+        return in;
+    }
 
     // Rows of several tokens are read together: the stride avoids that they share cache sets.
     HC_SMALL static int64_t arranged_stride(int64_t cols) { return cols + 16; }

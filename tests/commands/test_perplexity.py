@@ -17,6 +17,7 @@ from hotcold.commands.cli import main
 from hotcold.demo import model_path
 from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import open_gguf
+from hotcold.kernels.instruction_sets import LOOPS, supported_isas
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.tasks.scoring import Scorer, mean_interval
@@ -73,6 +74,18 @@ def test_exact_compared_with_off_is_the_same(capsys: pytest.CaptureFixture[str],
     assert (compare["kl_mean"], compare["kl_p99"], compare["top1_agreement"]) == (0, 0, 1)
     assert compare["ppl_ratio"] == 1
     assert compare["ppl_ratio_low"] is compare["ppl_ratio_high"] is None  # from few tokens
+
+
+def test_prompt_math_is_compared_with_decode_rows(
+    capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTCOLD_ISA", supported_isas()[-1] + LOOPS)
+    args = ("-f", str(text), "-c", "32", "--chunks", "1", "--prompt-math", "fast")
+    result = report(capsys, *args, "--sparsity", "off", "--compare", "off")
+    assert (result["prompt_math"], result["active_share"]) == ("fast", None)
+    assert 0 < result["compare"]["kl_mean"] < 0.01
+    assert main(["perplexity", "-m", str(with_sidecar(tmp_path, 0)), *args, "--sparsity", "predicted"]) == 2
+    assert "--prompt-math fast concerns prompts, predictors concern" in capsys.readouterr().err
 
 
 def test_a_smaller_kv_cache_is_named_and_costs_little(capsys: pytest.CaptureFixture[str], text: Path) -> None:

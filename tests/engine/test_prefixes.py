@@ -16,6 +16,7 @@ from hotcold.engine.engine import Engine
 from hotcold.engine.prefix_cache import PrefixCache
 from hotcold.engine.request import Job, Request
 from hotcold.kernels.backend import PAGE
+from hotcold.kernels.instruction_sets import LOOPS, supported_isas
 from hotcold.model.kv_cache import PagePool
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
@@ -265,15 +266,23 @@ def test_another_user_of_the_session_leaves_nothing_to_be_found() -> None:
     assert second.reused == 0 and second.output == first.output
 
 
-@pytest.mark.parametrize("sparsity", ["exact", "off", "predicted"])
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
-def test_the_built_in_model_gives_the_same_bits(sparsity: str, cache_type: str, tmp_path: Path) -> None:
-    """A second turn: probabilities too are those of the same tokens alone, and it reads only what is new. The
-    predictors name nothing, so decode rows are not what prompt rows are."""
+@pytest.mark.parametrize(
+    ("sparsity", "cache_type", "math"),
+    [
+        *((sparsity, type, "same") for sparsity in ("exact", "off", "predicted") for type in ("f16", "q8_0")),
+        ("off", "f16", "fast"),
+    ],
+)
+def test_the_built_in_model_gives_the_same_bits(
+    sparsity: str, cache_type: str, math: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second turn has the probabilities of the same tokens alone, and computes only new tokens. The
+    predictors select no neuron, so prompt rows differ from decode rows, as with `prompt_math` fast."""
+    if math != "same":
+        monkeypatch.setenv("HOTCOLD_ISA", supported_isas()[-1] + LOOPS)
     path = with_sidecar(tmp_path, 1e30) if sparsity == "predicted" else None
-    model = load(
-        path, LoadOptions(sparsity=sparsity, sequences=2, chunk=40, threads=2, cache_type=cache_type)
-    )
+    options = LoadOptions(sparsity=sparsity, sequences=2, chunk=40, threads=2, cache_type=cache_type)
+    model = load(path, LoadOptions(**options, prompt_math=math))
     text = "Heidi ran down the path to the hut, and the wind sang in the fir trees. " * 8
     stem = model.tokenizer.encode(text)[: 2 * PAGE + 5]
 
@@ -284,7 +293,7 @@ def test_the_built_in_model_gives_the_same_bits(sparsity: str, cache_type: str, 
     turn = [*first.job.prompt, *first.output, 301, 302]
     before = session.counters.prompt_tokens
     engine.run([second := greedy(turn, 12, logprobs=3)])
-    pages = 2 if sparsity == "predicted" else 3
+    pages = 2 if sparsity == "predicted" or math == "fast" else 3
     assert second.reused == pages * PAGE
     assert session.counters.prompt_tokens - before == len(turn) - pages * PAGE
 

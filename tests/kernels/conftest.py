@@ -26,6 +26,8 @@ SLOW_SAMPLE = 0
 #: with the reference, whose sums take long, and eight times as many with the best instruction set (and, with
 #: --full, with the reference).
 CPU_SAMPLE = 8
+#: The same for tiles as plain loops, which are slow; tests/kernels/test_tiles.py tests every block type.
+LOOPS_SAMPLE = 2
 
 
 @pytest.fixture(params=["reference", "ordered", *(f"cpu-{isa}" for isa in ISAS), *VULKAN])
@@ -65,6 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     else:
         samples |= {f"cpu-{isa}": CPU_SAMPLE for isa in ISAS[1:]} | {"reference": 2 * CPU_SAMPLE}
         samples[f"cpu-{ISAS[0]}"] = 8 * CPU_SAMPLE
+    samples[f"cpu-{ISAS[-1]}"] = LOOPS_SAMPLE
     left_out = {item for item in items if _takes_long(item)}
     found: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:

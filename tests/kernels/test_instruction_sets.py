@@ -17,7 +17,7 @@ from hotcold.kernels.instruction_sets import (
     built_isas,
     default_isa,
     left_out_isas,
-    slow_build,
+    slow_kernels,
     supported_isas,
 )
 
@@ -107,9 +107,9 @@ def test_a_build_without_the_best_one(
     isas: list[tuple[str, bool, bool]], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_isas(monkeypatch, *isas)
-    assert slow_build() == line
+    assert slow_kernels() == line
     monkeypatch.setenv("HOTCOLD_ISA", supported_isas()[0])  # chosen, so nothing to tell
-    assert slow_build() == ""
+    assert slow_kernels() == ""
 
 
 def test_a_build_that_the_processor_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

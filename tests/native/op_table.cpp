@@ -1,5 +1,5 @@
 // The op table without Python, for processors that are emulated and instruction sets that are forced:
-//     hotcold_op_table [isa [dots]]   exit 0: all ops agree with a float64 truth; 1: some do not;
+//     hotcold_op_table [isa [dots|maths]]   exit 0: all ops agree with a float64 truth; 1: some do not;
 //     77: this CPU lacks the isa
 // First it prints a number that depends on every bit of the products of matrices. With "dots" there is no
 // truth of them: who asks knows the number of another instruction set, whose products have the same bits.
@@ -57,16 +57,29 @@ void test_linear(const Kernels& k, std::shared_ptr<Pool> pool, const Weights& w,
     }
 }
 
-// Recorded with the kernels of any build, those without "scalar" among them.
-void test_step_scratch() {
-    StepShape dense{5, 2, 3, 64, 4, 2, 16, 96, 1, 1, 0, true};
-    StepShape routed{5, 2, 3, 64, 4, 2, 16, 32, 8, 2, 48, false};
+// Prompt rows in each math that has other bits than decoding: instruction sets with tiles give the same.
+void test_maths(const Kernels& k, std::shared_ptr<Pool> pool, const Weights& w, int tokens) {
+    Step1 s(tokens, 0, tokens);
+    const auto x = random_floats(tokens * w.rows.cols);
+    for (PromptMath math : {kSplitMath, kFastMath}) {
+        if (math == kSplitMath && is_quantised(w.rows.type)) continue;
+        std::vector<float> out(size_t(tokens) * w.rows.count);
+        Program program(k, pool, s.batch, s.bounds, math);
+        program.linear(x.data(), {{w.rows, nullptr, out.data(), w.rows.count, false}}, kTokens);
+        program.run();
+        note_bits(out);
+    }
+}
+
+void test_step_scratch(const Kernels& k) {
+    StepShape dense{5, 2, 3, 64, 4, 2, 16, 96, 1, 1, 0, true, kSameMath};
+    StepShape routed{5, 2, 3, 64, 4, 2, 16, 32, 8, 2, 48, false, kFastMath};
     for (const StepShape& shape : {dense, routed}) {
-        const size_t small = step_scratch_bytes(shape);
+        const size_t small = step_scratch_bytes(k, shape);
         StepShape larger = shape;
         larger.tokens *= 8;
         check("scratch of a step", F32, int64_t(small), small > 0, 1, 1);
-        check("scratch of a larger step", F32, int64_t(small), step_scratch_bytes(larger) > small, 1, 1);
+        check("scratch of a larger step", F32, int64_t(small), step_scratch_bytes(k, larger) > small, 1, 1);
     }
 }
 
@@ -363,7 +376,7 @@ void test_the_rest(const Kernels& k, std::shared_ptr<Pool> pool) {
         test_predict(k, pool, type, true);
         test_predict(k, pool, type, false);
     }
-    test_step_scratch();
+    test_step_scratch(k);
     test_attentions(k, pool);
     for (int64_t n : {8, 36, 64, 100, 4096})
         for (bool flag : {false, true}) test_norm_rope(k, n, flag, flag);
@@ -378,7 +391,8 @@ int main(int argc, char** argv) {
     const std::string isa = argc > 1 ? argv[1] : "";
     const Kernels* k = find_kernels(isa.c_str());
     if (!k) {
-        for (const char* known : {"avx512", "avxvnni", "avxvnni_evex", "avx2", "i8mm", "dotprod", "neon"})
+        for (const char* known :
+             {"amx", "avx2+amx", "avx512", "avxvnni", "avxvnni_evex", "avx2", "i8mm", "dotprod", "neon"})
             if (isa == known) {
                 std::printf("this processor or this build lacks %s\n", known);
                 return 77;
@@ -392,7 +406,8 @@ int main(int argc, char** argv) {
         std::printf("%s %d:%d\n", k->name, int(fetching.ahead), fetching.into_l2 ? 2 : 1);
         return 0;
     }
-    with_truth = argc < 3 || std::strcmp(argv[2], "dots") != 0;
+    with_truth = argc < 3;
+    const bool maths = argc > 2 && !std::strcmp(argv[2], "maths");
     auto pool = std::make_shared<Pool>(3);
     for (Type type : kTypes) {
         const int64_t unit = block_size(type).weights > 32 ? 256 : 32;
@@ -400,6 +415,10 @@ int main(int argc, char** argv) {
             if (cols % unit != 0) continue;
             // Whole sets of decoded rows, a part of one, and rows that no tile holds.
             const Weights w = random_weights(type, 45, cols);
+            if (maths) {
+                test_maths(*k, pool, w, 35);
+                continue;
+            }
             for (int tokens : {1, 2, 3, 5, 6, 7, 21})  // whole tiles of tokens, and every number left over
                 test_linear(*k, pool, w, tokens);
         }

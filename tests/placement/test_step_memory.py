@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from support.buffers import allocations, cache_bytes
 from support.golden import FAMILIES, golden
 
 from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
+from hotcold.kernels.instruction_sets import ISA_VARIABLE, LOOPS, supported_isas
 from hotcold.model.mixers.attention import AttentionShape
 from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
 from hotcold.runtime.loading import load
@@ -30,17 +32,39 @@ def made(tmp_path: Path) -> Callable[..., Session]:
     return make
 
 
+def taken(session: Session) -> int:
+    """Returns the scratch bytes of a session's largest program."""
+    programs = [part for parts in session.transformer._programs.values() for part in parts]
+    return max(getattr(part, "inner", part).native.scratch_bytes for part in programs)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("options", [{}, {"chunk": 16}, {"context": 40, "sequences": 20}], ids=str)
 def test_scratch_of_programs(made: Callable[..., Session], name: str, options: dict[str, int]) -> None:
     session = made(name, **options)
-    truth = max(
-        getattr(part, "inner", part).native.scratch_bytes
-        for parts in session.transformer._programs.values()
-        for part in parts
-    )
-    counted = scratch_bytes(session.model.config, session.transformer.batch.limits)
+    truth, counted = taken(session), scratch_bytes(session.model.config, session.transformer.batch.limits)
     assert truth <= counted <= 1.25 * truth + 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "math"), [*itertools.product(MODELS, ("same", "fast")), ("tiny-minicpm", "split")]
+)
+def test_scratch_of_prompts_by_tiles(
+    made: Callable[..., Session], name: str, math: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, supported_isas()[-1] + LOOPS)
+    session = made(name, prompt_math=math)
+    plan, limits = session.model.plan, session.transformer.batch.limits
+    truth, counted = taken(session), plan.step_bytes - buffer_bytes(plan.config, limits)
+    assert truth <= counted <= 1.25 * truth + 4096
+
+
+def test_quantised_models_take_no_memory_for_halves(
+    made: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, supported_isas()[-1] + LOOPS)
+    same, split, fast = (taken(made("", prompt_math=math)) for math in ("same", "split", "fast"))
+    assert same == split < fast
 
 
 @pytest.mark.parametrize("name", [*MODELS, "tiny-minicpm", "tiny-gemma3"])

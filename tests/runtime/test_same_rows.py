@@ -15,7 +15,7 @@ from support.sidecars import with_sidecar
 
 from hotcold.kernels.backend import PAGE
 from hotcold.kernels.cpu import CPUBackend
-from hotcold.kernels.instruction_sets import supported_isas
+from hotcold.kernels.instruction_sets import LOOPS, supported_isas
 from hotcold.runtime.loading import load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.session import Session
@@ -70,6 +70,7 @@ def assert_same(session: Session, length: int = 100, rows: tuple[int, ...] = (1,
         (supported_isas()[0], "off", "q8_0"),
         pytest.param(supported_isas()[-1], "off", "f16", marks=pytest.mark.full),
         (supported_isas()[-1], "exact", "q8_0"),
+        (supported_isas()[-1] + LOOPS, "off", "f16"),
     ],
 )
 def test_with_each_instruction_set(
@@ -78,7 +79,7 @@ def test_with_each_instruction_set(
     monkeypatch.setenv("HOTCOLD_ISA", isa)
     session = load(None, LoadOptions(**options(sparsity=sparsity, cache_type=cache_type))).session()
     assert getattr(session.model.backend, "isa", None) == isa
-    assert_same(session, length=34 if isa == "scalar" else 130)
+    assert_same(session, length=34 if isa.startswith("scalar") else 130)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,9 +13,10 @@ from hotcold.kernels.backend import Backend
 from hotcold.kernels.reference import ReferenceBackend
 
 try:
-    from hotcold.kernels.instruction_sets import supported_isas
+    from hotcold.kernels.instruction_sets import LOOPS, supported_isas
 
-    ISAS: tuple[str, ...] = tuple(supported_isas())
+    #: the last one has plain loops for AMX's products
+    ISAS: tuple[str, ...] = (*supported_isas(), supported_isas()[-1] + LOOPS)
 except ImportError:  # the fixture then imports it again, so that every test of the CPU's kernels fails
     ISAS = ("unbuilt",)
 

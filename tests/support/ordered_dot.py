@@ -134,7 +134,7 @@ class OrderedMatrix(ReferenceMatrix):
     def blocks(self) -> Blocks:
         return blocks_of(self.tensor)
 
-    def dot(self, x: Floats) -> Floats:
+    def dot(self, x: Floats, math: str = "same", decode: int = 0) -> Floats:
         """``[T, columns]`` -> ``[T, rows]``, with the bias."""
         out = np.empty((len(x), self.shape[0]), np.float32)
         count = -(-self.shape[1] // BLOCK)

@@ -78,7 +78,9 @@ def activate(activation: str, g: Floats) -> Floats:
 class OrderedFFN(ReferenceFFN):
     chosen: int = 1
 
-    def coefficients(self, x: Floats, gates: Floats | None = None) -> tuple[Bools, Floats]:
+    def coefficients(
+        self, x: Floats, gates: Floats | None = None, math: str = "same", decode: int = 0
+    ) -> tuple[Bools, Floats]:
         with np.errstate(over="ignore", invalid="ignore"):
             if self.activation in ("relu", "drelu", "relu2"):
                 return super().coefficients(x, gates)  # products alone
@@ -92,7 +94,7 @@ class OrderedFFN(ReferenceFFN):
             value = activate(self.activation, gate)
             return active_gates, value if up is None else value * up
 
-    def down_sum(self, coefficients: Floats) -> Floats:
+    def down_sum(self, coefficients: Floats, math: str = "same", decode: int = 0) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):
             if self.dense:
                 y = self.down.dot(coefficients)

@@ -19,6 +19,7 @@ from hotcold.hub import names as hub_names
 from hotcold.hub.download import located
 from hotcold.kernels import BACKENDS
 from hotcold.kernels.backend import DECODE_ROWS
+from hotcold.kernels.numpy_tiles import PROMPT_MATHS
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
 from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES
@@ -211,6 +212,12 @@ def add_model_options(
     )
     if not sparsity:
         return
+    add(
+        "--prompt-math",
+        choices=PROMPT_MATHS,
+        help="how a processor with AMX computes prompts: with the bits of decoding (same), float weights as "
+        "two BF16 halves (split), or all weights rounded to BF16 (fast) (default: same)",
+    )
     add(
         "--sparsity",
         choices=SPARSITY_MODES,
@@ -477,6 +484,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
         settings["pooling"] = args.pooling
     if "sparsity" in args:
         settings |= {
+            "prompt_math": args.prompt_math,
             "sparsity": args.sparsity,
             "predictor": args.predictor,
             "gpu": args.gpu,

@@ -8,6 +8,7 @@ import numpy as np
 
 from hotcold.commands import control_tokens, options
 from hotcold.commands.progress import LOADING, progress
+from hotcold.errors import UserError
 from hotcold.tasks import scoring
 from hotcold.tasks.windows import shared_windows, text_windows
 from hotcold.values import printable
@@ -64,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
     session = options.load_session(
         args, default_context=options.TEXT_WINDOW, second_sparsity=args.compare, draft_max=0
     )
+    math = session.model.backend.prompt_math
+    if math != "same" and session.sparsity == "predicted":
+        subjects = f"`prompt_math={math}` concerns prompts, predictors concern decoding"
+        raise UserError(f"{subjects}: perplexity measures one of them; add `sparsity=off`")
     model, base_model = session.model, _base_model(args)
     if base_model is None:
         windows = text_windows(model.tokenizer, text, model.context, special=args.special)
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     windows = windows[: args.chunks]
     control_tokens.note_names(args, model.tokenizer, text, str(args.file))
     options.note_left_out(model.tokenizer, text)
-    scorer, base = scoring.Scorer(session), None
+    scorer, base = scoring.Scorer(session, prompt=math != "same"), None
     if args.compare or base_model:
         base = scoring.Scorer((base_model or model).session(args.compare or "off"))
     start = time.perf_counter()
@@ -90,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         "nll": float(nll.mean()),
         "tokens": len(nll),
         "chunks": len(windows),
-        "active_share": scorer.figures.active_share,
+        "active_share": scorer.figures.active_share or None,  # prompt rows are not counted
         "active_share_by_layer": scorer.figures.active_share_by_layer,
         "tok_s": len(nll) / seconds,
         **options.facts(session),
@@ -128,5 +133,6 @@ def _print(report: dict[str, Any]) -> None:
             error="" if report["ppl_se"] is None else f" +- {report['ppl_se']:.4f}", **report
         )
     )
-    shares = " ".join(f"{share:.3f}" for share in report["active_share_by_layer"])
-    print(f"neurons active: {report['active_share']:.4f}; by layer: {shares}")
+    if report["active_share"]:
+        shares = " ".join(f"{share:.3f}" for share in report["active_share_by_layer"])
+        print(f"neurons active: {report['active_share']:.4f}; by layer: {shares}")

@@ -77,7 +77,8 @@ class Engine:
     ) -> None:
         self.session = session
         self.model = model = session.model
-        prefill_equals_decode, slots = session.sparsity != "predicted", session.slots
+        prefill_equals_decode = session.sparsity != "predicted" and model.backend.prompt_math == "same"
+        slots = session.slots
         if speculation is not None and slots is not None and not slots.spare:
             raise ValueError("draft tokens on a model with states need spare state slots: it has none")
         self.scheduler = Scheduler(

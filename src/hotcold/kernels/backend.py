@@ -147,6 +147,8 @@ class Backend(StateOps, HeadOps, Protocol):
     name: str
     decode_rows: int  #: the most decode rows of a step, :data:`DECODE_ROWS` or more
     step_rows: int  #: the most rows of a step
+    #: How products of prompt rows are computed: see :data:`~hotcold.kernels.numpy_tiles.PROMPT_MATHS`.
+    prompt_math: str
 
     chooses_rows: bool  #: whether :meth:`linear` takes ``where``
 

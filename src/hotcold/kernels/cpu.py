@@ -45,6 +45,7 @@ from hotcold.kernels.cpu_weights import PackedFFN, PackedMatrix, PackedPredictor
 from hotcold.kernels.host_memory import HostMemory, own_link
 from hotcold.kernels.instruction_sets import check_isa, default_isa
 from hotcold.kernels.memory_nodes import memory_nodes
+from hotcold.kernels.numpy_tiles import PROMPT_MATHS, check_prompt_math
 from hotcold.kernels.processor import STREAMS
 
 MAX_THREADS = 1024
@@ -55,9 +56,9 @@ _INT32_MAX = 2**31 - 1
 class _Recorder:
     """A program under construction, with the arrays and weights that it points to."""
 
-    def __init__(self, isa: str, pool: _native.Pool, batch: Batch) -> None:
+    def __init__(self, isa: str, pool: _native.Pool, batch: Batch, math: int) -> None:
         self.batch = batch
-        self.native = _native.Program(isa, pool, batch)
+        self.native = _native.Program(isa, pool, batch, math)
         self.kept: list[object] = [pool, batch]
 
     def run(self) -> None:
@@ -85,7 +86,8 @@ class _ThreadRecording(threading.local):
 
 
 class CPUBackend(CPUStateOps, HostMemory):
-    """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`."""
+    """Kernels in C++ on a pool of ``threads``, for the instruction set ``isa`` or :func:`default_isa`.
+    ``prompt_math``: one of :data:`~hotcold.kernels.numpy_tiles.PROMPT_MATHS`."""
 
     name = "cpu"
     decode_rows = DECODE_ROWS
@@ -93,7 +95,7 @@ class CPUBackend(CPUStateOps, HostMemory):
     step_rows = MOST_ROWS
     program_rows: tuple[int, ...] = ()  # ops read the row count, so one program serves every size
 
-    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(self, threads: int | None = None, isa: str | None = None, prompt_math: str = "same") -> None:
         cores = find_cores()
         threads = cores.wanted if threads is None else threads
         if not 1 <= threads <= MAX_THREADS:
@@ -101,6 +103,10 @@ class CPUBackend(CPUStateOps, HostMemory):
         if isa is not None:
             check_isa(isa, f"ISA {isa!r}")
         self.isa = isa or default_isa()
+        self.prompt_math = check_prompt_math(prompt_math)
+        if prompt_math != "same" and not _native.has_tiles(self.isa):
+            needs, fault = f"`prompt_math={prompt_math}` needs a processor with AMX", _native.tile_fault()
+            raise UserError(f"{needs}, and {self.isa} runs here{fault and f' ({fault})'}: choose same")
         try:
             with on_fast_cores(threads, cores):
                 self._pool = _native.Pool(threads)
@@ -133,7 +139,8 @@ class CPUBackend(CPUStateOps, HostMemory):
             recorder.run()
 
     def _recorder_of(self, batch: Batch) -> _Recorder:
-        recorder = self._current.recorder or _Recorder(self.isa, self._pool, batch)
+        math = PROMPT_MATHS.index(self.prompt_math)
+        recorder = self._current.recorder or _Recorder(self.isa, self._pool, batch, math)
         if recorder.batch is not batch:
             raise ValueError("a program reads one batch: record a second program for another")
         if self._current.recording:

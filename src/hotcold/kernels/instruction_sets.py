@@ -6,6 +6,7 @@ from hotcold.errors import UserError
 from hotcold.kernels import _native
 
 ISA_VARIABLE = "HOTCOLD_ISA"  #: environment variable that selects the instruction set
+LOOPS = "+loops"  #: suffix of an instruction set: plain loops compute AMX's tiles, for tests
 _REBUILD = "run 'pip install .' in Hotcold's source folder to build for this processor"
 
 
@@ -40,18 +41,23 @@ def default_isa() -> str:
 def check_isa(isa: str, label: str) -> None:
     """Refuses an instruction set that this processor or this build lacks; ``label`` begins the message."""
     supported = ", ".join(supported_isas())
+    isa = isa.removesuffix(LOOPS)
     if (isa, True, False) in _native.isas():
         all_sets = "run 'HOTCOLD_ISAS=all pip install .' in Hotcold's source folder to build all"
         raise UserError(f"{label}: Hotcold was built without it; choose from {supported}, or {all_sets}")
     if isa not in supported_isas():
-        raise UserError(f"{label}: this machine has {supported}")
+        fault = _native.tile_fault() if isa == "amx" else ""
+        raise UserError(f"{label}: this machine has {supported}{fault and f' ({fault})'}")
 
 
-def slow_build() -> str:
-    """Returns a line about a build without the best instruction set of this processor. Empty for other
-    builds, and where :data:`ISA_VARIABLE` is set."""
-    best = next(name for name, runs, _ in _native.isas() if runs)
-    if os.environ.get(ISA_VARIABLE) or best in built_isas():
+def slow_kernels() -> str:
+    """Returns a line if slower kernels are used than this processor has: a build lacks its best instruction
+    set, or its tiles are not used. Empty for other machines, and where :data:`ISA_VARIABLE` is set."""
+    if os.environ.get(ISA_VARIABLE):
         return ""
-    built, used = ", ".join(built_isas()), default_isa()
-    return f"this processor runs {best}, but Hotcold was built for {built}, so {used} is used: {_REBUILD}"
+    best = next(name for name, runs, _ in _native.isas() if runs)
+    if best not in built_isas():
+        built, used = ", ".join(built_isas()), default_isa()
+        return f"this processor runs {best}, but Hotcold was built for {built}, so {used} is used: {_REBUILD}"
+    fault = _native.tile_fault()
+    return f"{fault}, so {default_isa()} is used for prompts" if fault else ""

@@ -99,15 +99,19 @@ class ReferenceFFN:
         panels = panel_bytes(self.down.tensor.type, self.down.shape[0]) if self.runs else (down, 0)
         return gate, up, *panels
 
-    def coefficients(self, x: Floats, gates: Floats | None = None) -> tuple[Bools, Floats]:
+    def coefficients(
+        self, x: Floats, gates: Floats | None = None, math: str = "same", decode: int = 0
+    ) -> tuple[Bools, Floats]:
         """Returns the neurons with active gates, and the coefficients of their down rows; both ``[T, N]``, as
-        are precomputed ``gates``."""
-        up = self.up.dot(x)
+        are precomputed ``gates``. ``math``: for the rows after the first ``decode``."""
+        up = self.up.dot(x, math, decode)
         if gates is not None:
             return activated(self, gates, up)
-        return activated(self, up, None) if self.gate is None else activated(self, self.gate.dot(x), up)
+        if self.gate is None:
+            return activated(self, up, None)
+        return activated(self, self.gate.dot(x, math, decode), up)
 
-    def down_sum(self, coefficients: Floats) -> Floats:
+    def down_sum(self, coefficients: Floats, math: str = "same", decode: int = 0) -> Floats:
         """Maps ``[T, N]`` to ``[T, D]``, with the bias, in any order.
 
         Other backends add rows by neuron in an order that only the shape determines: neither threads nor the
@@ -118,7 +122,7 @@ class ReferenceFFN:
         and so on. A last leaf without a neighbour goes up unchanged, as does a sum whose neighbour is
         empty."""
         if self.dense:
-            y = self.down.dot(coefficients)
+            y = self.down.dot(coefficients, math, decode)
         else:
             y = coefficients @ (self.down.values if self.down_layout == "by_neuron" else self.down.values.T)
         return y if self.down_bias is None else y + self.down_bias
@@ -254,6 +258,7 @@ class FFNStep:
     ids: Ints | None  # [T, k]
     factors: Floats | None  # [T, k]
     gates: Floats | None = None  # [T, N]
+    math: str = "same"  # of prompt rows
 
     def run(self, w: ReferenceFFN | ReferenceExperts) -> tuple[Floats, tuple[Masks, Masks], Counts]:
         """Returns ``y`` ``[T, D]``, masks ``[n_decode, words]`` of active and strongest neurons, counts."""
@@ -275,7 +280,7 @@ class FFNStep:
             if self.mask is not None:
                 candidates = unpack_mask(self.mask[decode, words], part.neurons)
             gates = None if self.gates is None else self.gates[rows]
-            active_gates, coefficients = part.coefficients(self.x[rows], gates)
+            active_gates, coefficients = part.coefficients(self.x[rows], gates, self.math, len(decode))
             active_gates, decoded = active_gates[: len(decode)], coefficients[: len(decode)]
             decoded[~candidates] = 0
             active[decode, words] = pack_mask(decoded != 0)
@@ -286,7 +291,7 @@ class FFNStep:
             if gates is not None:  # up rows are read first, for active gates only
                 candidates, gated = gated, candidates[:0]
             counts += part.count(candidates, gated, added)
-            y[rows] += factors * part.down_sum(coefficients)
+            y[rows] += factors * part.down_sum(coefficients, self.math, len(decode))
         return y, (active, strongest), counts
 
     def _rows_of(self, expert: int) -> tuple[Ints, Floats]:

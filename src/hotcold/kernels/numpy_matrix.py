@@ -8,6 +8,7 @@ import numpy as np
 from hotcold.formats.blocks import Tensor
 from hotcold.kernels import checks
 from hotcold.kernels.backend import Floats
+from hotcold.kernels.numpy_tiles import tile_dot
 
 INPUT_BLOCK = 32  #: number of input values that share a scale
 #: A block with a largest magnitude below this counts as zero: its inverse scale would overflow.
@@ -58,9 +59,12 @@ class ReferenceMatrix:
     def values(self) -> Floats:
         return self.tensor.dequantise()
 
-    def dot(self, x: Floats) -> Floats:
+    def dot(self, x: Floats, math: str = "same", decode: int = 0) -> Floats:
         """Maps ``[..., columns]`` to ``[..., rows]``, with the bias; quantised weights quantise ``x``
-        first."""
+        first. ``math`` (:mod:`~hotcold.kernels.numpy_tiles`): for the rows of ``x`` after ``decode``."""
+        if math == "fast" or (math == "split" and not self.quantised):
+            tiled = tile_dot(x[decode:], self.values, self.tensor.type.name, math)
+            return np.concatenate([self.dot(x[:decode]), tiled if self.bias is None else tiled + self.bias])
         if self.quantised:
             codes, scales = quantise_input(x)
             x = (codes * scales).reshape(x.shape)

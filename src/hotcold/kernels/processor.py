@@ -3,6 +3,8 @@
 from hotcold.kernels import _native
 from hotcold.kernels.backend import SPARSE_ACTIVATIONS
 from hotcold.kernels.gpu import StepShape
+from hotcold.kernels.instruction_sets import default_isa
+from hotcold.kernels.numpy_tiles import PROMPT_MATHS
 
 STREAMS = range(1, 9)  #: numbers of streams per thread that the read probe tries
 _BLOCK, _GROUP = 32, 512  # input values that share a scale; inputs are padded to whole groups
@@ -14,11 +16,12 @@ def fetching() -> str:
     return f"{ahead / 1024:g}K:{level}"
 
 
-def scratch_bytes(shape: StepShape) -> int:
+def scratch_bytes(shape: StepShape, prompt_math: str = "same") -> int:
     """Returns bytes of scratch that all ops of a step share on a CPU: the largest op's need."""
     rows = shape.limits.tokens * shape.heads
     of_heads = [rows * _heads_input_bytes(columns) for columns in shape.head_columns]
     most = _native.step_scratch_bytes(
+        isa=default_isa(),
         tokens=shape.limits.tokens,
         logits=shape.limits.logits,
         pages_per_sequence=shape.limits.pages_per_sequence,
@@ -31,6 +34,7 @@ def scratch_bytes(shape: StepShape) -> int:
         chosen=shape.chosen,
         shared=shape.shared,
         by_output=shape.down_layout == "by_output" and shape.activation not in SPARSE_ACTIVATIONS,
+        math=PROMPT_MATHS.index(prompt_math),
     )
     return max(most, *of_heads) if of_heads else most
 

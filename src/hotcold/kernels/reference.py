@@ -53,6 +53,7 @@ from hotcold.kernels.numpy_ffn import (
     unpack_mask,
 )
 from hotcold.kernels.numpy_matrix import ReferenceMatrix, quantise_input
+from hotcold.kernels.numpy_tiles import check_prompt_math
 from hotcold.kernels.reference_rows import check as _check
 from hotcold.kernels.reference_rows import flat_rows as _flat_rows
 from hotcold.kernels.reference_rows import rows_of as _rows
@@ -94,6 +95,9 @@ class ReferenceBackend(ReferenceStates, HostMemory):
     step_rows = MOST_ROWS
     threads = None
     program_rows: tuple[int, ...] = ()
+
+    def __init__(self, prompt_math: str = "same") -> None:
+        self.prompt_math = check_prompt_math(prompt_math)
 
     def record(self, fn: Callable[[], None], rows: int | None = None) -> Program:
         return _Program(fn)
@@ -223,7 +227,8 @@ class ReferenceBackend(ReferenceStates, HostMemory):
         for matrix, out in zip(weights, outs, strict=True):
             w = checks.own_weights(matrix, ReferenceMatrix)
             values = _flat_rows("x", x, batch, w.shape[1], rows)
-            y, decode = w.dot(values), slice(0, batch.n_decode)
+            decode, math = slice(0, batch.n_decode), self.prompt_math if rows == Rows.TOKENS else "same"
+            y = w.dot(values, math, batch.n_decode)
             if where is not None:
                 needed_values = _flat_rows("where", where, batch, w.shape[0], rows)[decode] > 0
                 y[decode][~needed_values] = 0
@@ -350,7 +355,9 @@ class ReferenceBackend(ReferenceStates, HostMemory):
             factors = _rows("factors", chosen.factors, batch, (w.chosen,))
         if call.gates is not None:
             gates = _rows("gates", call.gates, batch, (w.neurons,))
-        y, masks, counts = FFNStep(values, batch.n_decode, call.skip, named, ids, factors, gates).run(w)
+        y, masks, counts = FFNStep(
+            values, batch.n_decode, call.skip, named, ids, factors, gates, self.prompt_math
+        ).run(w)
         for name, buffer, mask in zip(
             ("active", "strongest"), (call.active, call.strongest), masks, strict=True
         ):

@@ -58,6 +58,7 @@ class MemoryRequest:
     state_copies: int | None = None
     draft_max: int = 0  #: draft tokens of a sequence in one step
     ram_budget: int | None = None
+    prompt_math: str = "same"
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,8 @@ class MemoryPlan:
     def step_bytes(self) -> int:
         """Bytes of a step's buffers and scratch memory on a CPU."""
         split = self.placement is not None and bool(self.placement.gpus)
-        limits = self.request.limits
-        return buffer_bytes(self.config, limits, split=split) + scratch_bytes(self.config, limits)
+        limits, math = self.request.limits, self.request.prompt_math
+        return buffer_bytes(self.config, limits, split=split) + scratch_bytes(self.config, limits, math)
 
     def cpu_bytes(self, weights: int | None = None) -> dict[str, int]:
         """Returns the bytes outside the GPUs' own memory, by kind. ``weights`` replaces the model's, for a

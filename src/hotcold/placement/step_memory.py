@@ -41,11 +41,11 @@ def _mask_words(config: Config, *, split: bool) -> int:
     return max(words, mask_words(config.experts.ends)[-1] + (count if split else 0))
 
 
-def scratch_bytes(config: Config, limits: BatchLimits) -> int:
+def scratch_bytes(config: Config, limits: BatchLimits, prompt_math: str = "same") -> int:
     """Returns the bytes of scratch memory that all ops of a step share on a CPU; the first run allocates
-    them. Weights count as quantised."""
+    them. Weights count as quantised, except with `prompt_math` split, which concerns float weights."""
     types = (BLOCK_TYPES["Q8_0"],) * 3
-    return max(processor.scratch_bytes(shape) for shape in _shapes(config, limits, types))
+    return max(processor.scratch_bytes(shape, prompt_math) for shape in _shapes(config, limits, types))
 
 
 #: Bytes of a layer on a GPU besides weights, keys and values: each of its ranges is aligned.

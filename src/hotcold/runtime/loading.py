@@ -14,7 +14,7 @@ from hotcold.formats.gguf import GGUFFile, open_gguf
 from hotcold.hub.download import located
 from hotcold.kernels.backend import BatchLimits
 from hotcold.kernels.gpu import GPU, GPUBackend, GPUError, GPUMemoryError
-from hotcold.kernels.instruction_sets import slow_build
+from hotcold.kernels.instruction_sets import slow_kernels
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.model.draft_block import load_draft, with_draft
@@ -230,7 +230,7 @@ def _load(file: GGUFFile, options: AllOptions, progress: Progress | None) -> Loa
     draft, draft_note = (None, "") if model.draft is None else _load_draft(*model.draft)
     plain = {key: value for key, value in file.metadata.items() if isinstance(value, str | int | float)}
     notes = (
-        slow_build() if options["backend"] == "cpu" else "",
+        slow_kernels() if options["backend"] == "cpu" else "",
         choice.budget_note,
         *model.config.notes,
         *tokenizer.notes,
@@ -364,6 +364,7 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
         state_copies=options["state_copies"],
         draft_max=options["draft_max"],
         ram_budget=ram_budget(options),
+        prompt_math=options["prompt_math"],
     )
 
 

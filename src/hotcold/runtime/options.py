@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, TypedDict, get_args, get_type_hints
 
 from hotcold.errors import UserError
 from hotcold.kernels.backend import DECODE_ROWS
+from hotcold.kernels.numpy_tiles import check_prompt_math
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import template_text
 from hotcold.runtime.pooling import POOLINGS, Pooling
@@ -48,6 +49,9 @@ class ModelOptions(TypedDict, total=False):
     ram_budget: int | str | None
     cache_type: str  #: of the KV cache: ``f16`` (the default), ``q8_0`` (half as large, lossy) or ``f32``
     chat_template: str | None  #: replaces the file's: Jinja, or a name such as ``chatml`` (docs/chat.md)
+    #: how a processor with AMX computes prompts: ``same`` (the default: with the bits of decoding), ``split``
+    #: (float weights from two BF16 halves) or ``fast`` (all weights rounded to BF16)
+    prompt_math: str
     pooling: Pooling | None  #: pooling of text embeddings: ``mean``, ``last`` or ``cls`` (the file's)
 
 
@@ -88,6 +92,7 @@ _DEFAULTS = AllOptions(
     default_context=32768,
     sequences=1,
     draft_max=DRAFT_MAX,
+    prompt_math="same",
 )
 
 
@@ -109,6 +114,7 @@ def complete(options: Mapping[str, Any]) -> AllOptions:
         raise LoadError(f"sparsity {completed['sparsity']!r}: choose from {', '.join(SPARSITY_MODES)}")
     if completed["cache_type"] not in CACHE_TYPES:
         raise LoadError(f"cache type {completed['cache_type']!r}: choose from {', '.join(CACHE_TYPES)}")
+    check_prompt_math(completed["prompt_math"])
     if completed["pooling"] not in (None, *POOLINGS):
         raise LoadError(f"pooling {completed['pooling']!r}: choose from {', '.join(POOLINGS)}")
     for name in ("sequences", "chunk", "default_context"):

@@ -130,7 +130,7 @@ class Decision:
     def open(self, options: AllOptions, layers: int) -> Devices:
         """Opens the backends. GPUMemoryError: a GPU's memory does not suffice. GPUError: a GPU is not
         usable."""
-        cold = open_backend(options["backend"], options["threads"])
+        cold = open_backend(options["backend"], options["threads"], options["prompt_math"])
         if self.placement is None:
             return Devices.from_backend(cold, layers)
         if self.on_gpus:
@@ -145,7 +145,7 @@ class Decision:
         if threads is None and options["hot_backend"] == "cpu":
             # waiting threads offer their cores to the other side's, so both may have all
             threads = cold.threads
-        return open_backend(options["hot_backend"], threads)
+        return open_backend(options["hot_backend"], threads, options["prompt_math"])
 
 
 def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Decision:

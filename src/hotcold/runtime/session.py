@@ -164,7 +164,8 @@ class Session:
         """The settings besides the tokens that decide the bits of keys and values."""
         model, mode = self.model, self._mode
         predictors = str(mode.predictors.path) if mode.predictors else ""
-        return model.fingerprint, mode.name, model.plan.request.cache_type, model.devices.identity, predictors
+        how = mode.name, model.plan.request.cache_type, model.backend.prompt_math
+        return model.fingerprint, *how, model.devices.identity, predictors
 
     @property
     def counters(self) -> Counters:

@@ -19,7 +19,7 @@ from hotcold.formats.files import output_file, write_text
 from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read_text
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
-from hotcold.kernels.instruction_sets import default_isa, slow_build
+from hotcold.kernels.instruction_sets import default_isa, slow_kernels
 from hotcold.kernels.processor import fetching
 from hotcold.placement.disk_speed import DiskSpeed, large_file, measure_disk
 from hotcold.placement.gpu_measuring import GPUSpeed, measure_gpu
@@ -78,7 +78,7 @@ def doctor(
     if disk is not None:
         large_file(Path(disk))
     advance = progress or (lambda phase, done, total: None)
-    text, notes = _Text(show or (lambda section: None)), [note for note in (slow_build(),) if note]
+    text, notes = _Text(show or (lambda section: None)), [note for note in (slow_kernels(),) if note]
     devices, chosen, reason = _gpus(gpu, notes)
     path = cache_path(chosen)
     machine = _facts(chosen)

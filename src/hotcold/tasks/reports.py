@@ -19,6 +19,7 @@ class Setup:
     threads: int | None  #: None if the backend has no pool
     context: int  #: positions per sequence
     cache_type: str
+    prompt_math: str
     backend: str
     hot_backend: str | None
     hot_threads: int | None
@@ -37,6 +38,7 @@ class Setup:
             threads=model.threads,
             context=model.context,
             cache_type=model.plan.request.cache_type,
+            prompt_math=model.backend.prompt_math,
             backend=model.backend.name,
             hot_backend=model.gpus[0].name if model.gpus else None,
             hot_threads=model.gpus[0].threads if model.gpus else None,

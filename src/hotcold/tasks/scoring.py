@@ -53,10 +53,12 @@ class _Scoring:
 
 class Scorer:
     """Runs windows of tokens through a model as decode rows, several consecutive positions per step.
-    Causality is by position, so the logits are the same as with one row per step."""
+    Causality is by position, so the logits are the same as with one row per step. ``prompt``: runs them as
+    prompt rows instead, to measure `prompt_math`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, prompt: bool = False) -> None:
         self.session = session
+        self._prompt = prompt
         self._before = session.counters.copy()
 
     def logits(self, window: Sequence[int]) -> Iterator[Floats]:
@@ -79,7 +81,7 @@ class Scorer:
                 stop = min(start + batch.limits.decode, len(window) - 1)
                 rows = reservation.put(batch, start, window[start:stop])
                 batch.logits_rows[:rows] = range(rows)
-                batch.counts[:] = (rows, rows, rows, 1)
+                batch.counts[:] = (rows, 0 if self._prompt else rows, rows, 1)
                 session.lock.run(session.run)
                 yield session.transformer.read_logits(0, rows)
         finally:

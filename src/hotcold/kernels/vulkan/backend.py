@@ -65,6 +65,7 @@ class VulkanBackend(DeviceMemory):
 
     name = "vulkan"
     decode_rows = DECODE_ROWS
+    prompt_math = "same"
     chooses_rows = False
     step_rows = 1 << 14
     threads = None
