@@ -30,8 +30,9 @@ timed, too, only the last logits of a prompt are computed, and the perplexity of
 The minutes are shared out among the types. A round runs all measures, short ones three times, and of each all
 engines right after each other, in turning and alternating order; a ratio is made of two samples that were
 taken so. Around each sample the machine's state is measured (lib/machine.py). K types come from llama.cpp's
-quantiser, in llama-cpp-python (built with CMAKE_ARGS=-DGGML_NATIVE=ON), or of ``--llama-quantize``. ``--out``
-gets ``quick.md``, ``quick.svg`` and ``quick.json``. The last line of stdout is a JSON object.
+quantiser, in llama-cpp-python (built with CMAKE_ARGS=-DGGML_NATIVE=ON), or of ``--llama-quantize``. If that
+package dies of AMX, it is built again in ``--work`` (lib/llama_build.py). ``--out`` gets ``quick.md``,
+``quick.svg`` and ``quick.json``. The last line of stdout is a JSON object.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ from lib import models, picture, report
 from lib.contestants import Contestant, Ours, Plan, run_round
 from lib.llama import LlamaCpp
 from lib.llama import quantise as quantise_by_package
+from lib.llama_build import use_working_llama_cpp
 from lib.machine import REPOSITORY, MachineState, commit
 from lib.processes import LlamaBench, OpenVINO, PowerInfer
 from lib.processes import run as run_program
@@ -283,6 +285,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
     )  # fmt: skip
     clock = Clock(60 * args.minutes)
     files, machine = Files(args, folder, clock), MachineState(args.threads)
+    args.llama_build = "" if args.no_llama_cpp else use_working_llama_cpp(folder, clock.say)
     types = [path.stem for path in args.models or ()] or args.only or ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
     samples, settings = earlier(args) if args.only else ([], {})
     samples = [each for each in samples if each.type not in types]
@@ -304,7 +307,7 @@ def facts(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the conditions to which the figures belong."""
     settings = {"commit": commit(), "processor": processor(), "threads": args.threads}
     with suppress(PackageNotFoundError):
-        settings["llama-cpp-python"] = version("llama-cpp-python")
+        settings["llama-cpp-python"] = f"{version('llama-cpp-python')} {args.llama_build}".strip()
     if not getattr(args, "models", None):
         shape = "dim {}, neurons {}, heads {}, kv heads {}, vocabulary {}".format(*args.shape)
         settings["shape"] = args.experts or f"{shape}, {args.layers} layers"

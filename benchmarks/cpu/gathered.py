@@ -3,10 +3,11 @@
     python benchmarks/cpu/gathered.py --type Q4_0 --llama-cpp --picture docs/active.svg
     python benchmarks/cpu/gathered.py --shares 10 --ways exact "exact p" --settings 3K:1 8K:2  # in turns
     python benchmarks/cpu/gathered.py --shape 4096 64 -t 1 --copies 1  # in a core's L2: what the sums take
+    python benchmarks/cpu/gathered.py --shares 50 75 90 95 100 --ways off exact "off p" "exact p"
 
-One decode row, random weights. Which neurons are active is drawn anew for each step, and a bias of the gate
-makes them so: their rows lie all over. Some copies of the layer are used in turns, so that no cache holds a
-row of the last step. Ways:
+One decode row, or ``--tokens`` rows with the same active neurons; random weights. Which neurons are active is
+drawn anew for each step, and a bias of the gate makes them so: their rows lie all over. Some copies of the
+layer are used in turns, so that no cache holds a row of the last step. Ways:
 
     dense        SiLU, down as a dot over all neurons: what a model without zeros takes
     off          ReLU, down by neuron, all neurons added
@@ -17,10 +18,11 @@ row of the last step. Ways:
                  neurons, a layer's share of the difference
 
 All ways and settings take turns on the same share within a round, in an order that is drawn. Printed are
-medians over the rounds: milliseconds of a step, the speed over dense's in the same round, GB/s of what must
-be read, and that by the read bandwidth probed just before. ``--settings`` are bytes ahead and the level of
-the cache, as in fetching.py. With ``--own-time`` times are those of the processor, shared out to the threads,
-for machines that others use; nothing is probed then. The last line of stdout is a JSON object.
+medians over the rounds: milliseconds of a step, the speed over dense's and over that of ``off`` with the same
+down in the same round, GB/s of what must be read, and that by the read bandwidth probed just before.
+``--settings`` are bytes ahead and the level of the cache, as in fetching.py. With ``--own-time`` times are
+those of the processor, shared out to the threads, for machines that others use; nothing is probed then. The
+last line of stdout is a JSON object.
 """
 
 from __future__ import annotations
@@ -42,7 +44,16 @@ import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
 from hotcold.kernels import _native
-from hotcold.kernels.backend import FFN_COUNTS, Batch, BatchLimits, FFNCall, FFNStats, FFNTensors, Floats
+from hotcold.kernels.backend import (
+    DECODE_ROWS,
+    FFN_COUNTS,
+    Batch,
+    BatchLimits,
+    FFNCall,
+    FFNStats,
+    FFNTensors,
+    Floats,
+)
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.kernels.cpu_weights import PackedFFN
 from hotcold.kernels.processor import fetching
@@ -121,14 +132,14 @@ class Way(Protocol):
 class OurWay:
     """One way to compute a row, with its buffers and a program for each copy of the layer."""
 
-    def __init__(self, backend: CPUBackend, layout: Layout, *, skip: bool, masked: bool) -> None:
+    def __init__(self, backend: CPUBackend, layout: Layout, tokens: int, *, skip: bool, masked: bool) -> None:
         self._layout, self._backend, self._skip = layout, backend, skip
-        self._batch = Batch(BatchLimits(1, 1, 1, 1))
-        self._batch.counts[:] = 1, 1, 0, 1
-        self._x, self._out = backend.zeros((1, layout.dim)), backend.zeros((1, layout.dim))
-        self._x[0] = np.random.default_rng(1).standard_normal(layout.dim, np.float32)
+        self._batch = Batch(BatchLimits(tokens, tokens, tokens, 1))
+        self._batch.counts[:] = tokens, tokens, 0, tokens
+        self._x, self._out = backend.zeros((tokens, layout.dim)), backend.zeros((tokens, layout.dim))
+        self._x[:] = np.random.default_rng(1).standard_normal((tokens, layout.dim), np.float32)
         self._words = layout.copies[0].words
-        self._mask = backend.zeros((1, self._words), np.uint64) if masked else None
+        self._mask = backend.zeros((tokens, self._words), np.uint64) if masked else None
         self._stats = FFNStats(backend.zeros((1, len(FFN_COUNTS)), np.int64))
         self._programs = [backend.record(lambda each=each: self._op(each)) for each in layout.copies]
 
@@ -145,7 +156,7 @@ class OurWay:
         if self._mask is not None:
             bits = np.zeros(self._words * 64, bool)
             bits[: len(active)] = active
-            self._mask[0] = np.packbits(bits, bitorder="little").view(np.uint64)
+            self._mask[:] = np.packbits(bits, bitorder="little").view(np.uint64)
         self._stats.counts[:] = 0
         start = clock()
         self._programs[which].run()
@@ -177,7 +188,7 @@ class LlamaCppLayer:
 
 
 def ways_of(
-    backend: CPUBackend, type: BlockType, shape: tuple[int, int], copies: int, names: list[str]
+    backend: CPUBackend, type: BlockType, shape: tuple[int, int], copies: int, names: list[str], tokens: int
 ) -> dict[str, Way]:
     layouts: dict[str, Layout] = {}
     ways: dict[str, Way] = {}
@@ -187,7 +198,7 @@ def ways_of(
             layouts[kind] = layout_of(backend, type, shape, copies, kind)
         way_name = name.removesuffix(" p")
         skip, masked = way_name in ("exact", "predicted"), way_name == "predicted"
-        ways[name] = OurWay(backend, layouts[kind], skip=skip, masked=masked)
+        ways[name] = OurWay(backend, layouts[kind], tokens, skip=skip, masked=masked)
     return ways
 
 
@@ -235,9 +246,14 @@ def summary(samples: list[Sample]) -> list[dict[str, Any]]:
         if sample.way == "dense":
             dense.setdefault(sample.round, []).append(sample.seconds)
     whole = {round: statistics.median(times) for round, times in dense.items()}
+    off = {
+        (each.share, each.way.removeprefix("off"), each.setting, each.round): each.seconds
+        for each in samples
+        if each.way in ("off", "off p")
+    }
     by_key: dict[tuple[float, str, str], list[Sample]] = {}
-    for sample in samples:
-        by_key.setdefault((sample.share, sample.way, sample.setting), []).append(sample)
+    for each in samples:
+        by_key.setdefault((each.share, each.way, each.setting), []).append(each)
     rows = []
     for share, way, setting in sorted(
         by_key, key=lambda key: (key[0], (*WAYS, LLAMA_CPP).index(key[1]), key[2])
@@ -245,18 +261,20 @@ def summary(samples: list[Sample]) -> list[dict[str, Any]]:
         of_key = by_key[share, way, setting]
         over = [whole[sample.round] / sample.seconds for sample in of_key if sample.round in whole]
         middle = statistics.quantiles(over * 2 if len(over) == 1 else over, n=4) if over else None
-        speeds = [sample.nbytes / sample.seconds / 1e9 for sample in of_key]
-        shares = [
-            sample.nbytes / sample.seconds / 1e9 / sample.read_gb_s for sample in of_key if sample.read_gb_s
-        ]
+        layout = " p" if way.endswith(" p") else ""
+        pairs = [(off.get((share, layout, setting, each.round)), each.seconds) for each in of_key]
+        over_off = [base / seconds for base, seconds in pairs if base]
+        speeds = [each.nbytes / each.seconds / 1e9 for each in of_key]
+        shares = [each.nbytes / each.seconds / 1e9 / each.read_gb_s for each in of_key if each.read_gb_s]
         rows.append(
             {
                 "share": share,
                 "way": way,
                 "setting": setting,
-                "ms": round(statistics.median(sample.seconds for sample in of_key) * 1e3, 4),
-                "over_dense": middle and [float(f"{sample:.4g}") for sample in middle],  # never 0
-                "bytes": round(statistics.median(sample.nbytes for sample in of_key)),
+                "ms": round(statistics.median(each.seconds for each in of_key) * 1e3, 4),
+                "over_dense": middle and [float(f"{each:.4g}") for each in middle],  # never 0
+                "over_off": round(statistics.median(over_off), 3) if over_off else None,
+                "bytes": round(statistics.median(each.nbytes for each in of_key)),
                 "gb_s": round(statistics.median(speeds), 2),
                 "of_probe": round(statistics.median(shares), 3) if shares else None,
                 "rounds": len(of_key),
@@ -266,13 +284,16 @@ def summary(samples: list[Sample]) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print("active  way          setting       ms  over dense (middle half)   GB/s  of probe  rounds")
+    print(
+        "active  way          setting       ms  over dense (middle half)  over off   GB/s  of probe  rounds"
+    )
     for row in rows:
         low, middle, high = row["over_dense"] or (float("nan"),) * 3
         over = f"{middle:6.2f} ({low:.2f} to {high:.2f})"
         start = f"{row['share']:5g}%  {row['way']:<12} {row['setting']:<8}{row['ms']:8.3f}"
         probe = f"{row['of_probe'] or float('nan'):.2f}"
-        print(f"{start}  {over:<24}{row['gb_s']:7.1f}{probe:>10}{row['rounds']:8}", flush=True)
+        over += f"{row['over_off'] or float('nan'):10.3f}"
+        print(f"{start}  {over:<34}{row['gb_s']:7.1f}{probe:>10}{row['rounds']:8}", flush=True)
 
 
 def picture(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
@@ -315,6 +336,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0, help="no round begins later")
     parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("--tokens", type=int, default=1, choices=range(1, DECODE_ROWS + 1))
     parser.add_argument("--own-time", action="store_true", help="of the processor, by threads")
     parser.add_argument("--llama-cpp", action="store_true", help="llama.cpp's dense layer besides")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the sweep as SVG")
@@ -327,7 +349,9 @@ def main() -> None:
         return time.process_time() / backend.threads
 
     clock = own_time if args.own_time else time.perf_counter
-    ways = ways_of(backend, BLOCK_TYPES[args.type], tuple(args.shape), args.copies, list(args.ways))
+    ways = ways_of(
+        backend, BLOCK_TYPES[args.type], tuple(args.shape), args.copies, list(args.ways), args.tokens
+    )
     if args.llama_cpp:
         ways[LLAMA_CPP] = LlamaCppLayer(BLOCK_TYPES[args.type], tuple(args.shape), backend.threads)
     rows = summary(list(measure(ways, args, ReadProbe(backend), clock)))

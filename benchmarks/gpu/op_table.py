@@ -232,7 +232,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gpu", metavar="NAME|INDEX")
     parser.add_argument("--seconds", type=float, default=60, help="begin no case after this time (60)")
-    parser.add_argument("--checked", type=Path, metavar="FILE", help="results so far, which are not run again")
+    parser.add_argument(
+        "--checked", type=Path, metavar="FILE", help="results so far, which are not run again"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the cases (1)")
     parser.add_argument("--expected", type=Path, metavar="FILE", help="the model's results")
     parser.add_argument("--write-expected", type=Path, metavar="FILE", help="write them, and use no GPU")

@@ -175,6 +175,15 @@ def test_settings_of_fetching_take_turns(
     assert all(row["ratio"] == 1 for row in rows if row["setting"] == "3K:1")
 
 
+def test_exact_and_off_take_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--active 0.5 --generate 2 --sequences 2 --layouts by_output"
+    rows = run_small("exact_over_off", options, monkeypatch, capsys)["rows"]
+    assert [(row["measure"], row["n"]) for row in rows] == [("decode at 0", 6), ("2 sequences", 6)]
+    assert all(0 < row["least"] <= row["median"] <= row["most"] for row in rows)
+
+
 @pytest.mark.full
 def test_a_busy_neighbour_is_there_and_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -242,6 +251,8 @@ def test_the_bytes_of_gathered_rows(
     }
     assert read["dense", 50.0] == read["off", 50.0] == read["off p", 50.0] == 3 * matrix
     assert read["exact", 50.0] == 2 * matrix
+    assert {row["over_off"] for row in rows if row["way"] in ("off", "off p")} == {1.0}
+    assert all(row["over_off"] > 0 for row in rows if row["way"] != "dense")
     assert read["predicted", 50.0] == 1.5 * matrix
     assert read["predicted", 50.0] < read["predicted p", 50.0] < read["exact p", 50.0]
     assert ElementTree.parse(picture).getroot().findall(".//{*}polyline")

@@ -160,7 +160,9 @@ def test_products_have_the_bits_of_a_processor(emulator: Path, test_data: Path) 
 def test_compiled_kernels_pass_the_tests_of_tiles(emulator: Path, repository: Path) -> None:
     needs_the_kernels()
     tests = str(repository / "tests/kernels/test_tiles.py")
-    chosen = "amx and not (layers_by_tiles and (by_neuron or Q3_K))"  # a signal for each instruction takes time
+    chosen = (
+        "amx and not (layers_by_tiles and (by_neuron or Q3_K))"  # a signal for each instruction takes time
+    )
     options = ("-n0", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-k", chosen)
     result = run(emulator, "-m", "pytest", *options, tests)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -188,7 +190,19 @@ def test_tiles_that_do_not_work_are_not_used(emulator: Path, tmp_path: Path, fau
     needs_the_kernels()
     if fault != "refused" and supported_isas()[0] == "amx":
         pytest.skip("needs a processor without AMX, whose tiles are emulated")
-    command = ("-m", "hotcold", "generate", "--gpu", "off", "--temp", "0", "-n", "8", "-p", "Once upon a time " * 8)
+    command = (
+        "-m",
+        "hotcold",
+        "generate",
+        "--gpu",
+        "off",
+        "--temp",
+        "0",
+        "-n",
+        "8",
+        "-p",
+        "Once upon a time " * 8,
+    )
     variables = {"HOTCOLD_EMULATED_TILES": fault, "XDG_CACHE_HOME": str(tmp_path)}
     line = f"{reason}, so avx512 is used for prompts"
     results = [run(emulator, *command, **variables), run(emulator, *command, HOTCOLD_ISA="avx512")]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -99,6 +100,22 @@ def test_exact_is_off(open_exact: OpenBackend, activation: str, type: str, layou
     backend, x = open_exact(), random_rows(rng("x"), 16, shape_of(type)[1])
     for gated in (True, False) if activation != "drelu" else (True,):
         weights = backend.ffn_weights(tensors_of(type, activation, layout, gated=gated))
+        for rows in (1, 16):
+            off = run_ffn(backend, weights, x[:rows], rows, skip=False)
+            same_bits(run_ffn(backend, weights, x[:rows], rows, skip=True), off)
+
+
+@pytest.mark.parametrize("type", [name for name, type in BLOCK_TYPES.items() if type.panels])
+def test_exact_is_off_where_most_neurons_are_active(type: str) -> None:
+    """Runs of 16 neurons with 0 to 7 inactive ones: panels add a run with few of them whole."""
+    neurons, width = shape_of(type)
+    inactive = np.argsort(rng("inactive").random((neurons // 16, 16))) < np.arange(neurons // 16)[:, None] % 8
+    bias = np.where(inactive.reshape(-1), np.float32(-1e4), np.float32(1e4))
+    x = random_rows(rng("x"), 16, width)
+    for isa, activation in product(supported_isas(), SPARSE_ACTIVATIONS):
+        backend = CPUBackend(2, isa)
+        tensors = replace(tensors_of(type, activation, "by_output"), gate_bias=bias)
+        weights = backend.ffn_weights(tensors)
         for rows in (1, 16):
             off = run_ffn(backend, weights, x[:rows], rows, skip=False)
             same_bits(run_ffn(backend, weights, x[:rows], rows, skip=True), off)

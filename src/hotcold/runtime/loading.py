@@ -3,6 +3,7 @@ the weights."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -219,12 +220,22 @@ class _Choice:
 
 def _load(file: GGUFFile, options: AllOptions, progress: Progress | None) -> LoadedModel:
     model = _Model.parse(file, options)
-    tokenizer = Tokenizer.from_metadata(file.metadata)
-    if options["draft"] is not None:
-        path = located(Path(options["draft"]))
-        context = min(model.request.context, check_draft(path, file.path, model.config, tokenizer))
-        model = replace(model, draft=(path, _draft_options(options, context)))
-    choice, devices, weights = _read_where_it_fits(model, progress)
+    # The tokenizer takes some tenths of a second of one thread, during which the pool reads weights.
+    with ThreadPoolExecutor(1) as other_thread:
+        tokenizer_made = other_thread.submit(Tokenizer.from_metadata, file.metadata)
+
+        def check_progress(done: int, total: int) -> None:
+            if tokenizer_made.done():
+                tokenizer_made.result()  # raises the error of an invalid vocabulary before all is read
+            if progress is not None:
+                progress(done, total)
+
+        if options["draft"] is not None:
+            path, tokenizer = located(Path(options["draft"])), tokenizer_made.result()
+            context = min(model.request.context, check_draft(path, file.path, model.config, tokenizer))
+            model = replace(model, draft=(path, _draft_options(options, context)))
+        choice, devices, weights = _read_where_it_fits(model, check_progress)
+        tokenizer = tokenizer_made.result()
     plan = choice.plan
     sampling, sampling_notes = sampling_of_file(file.metadata)
     draft, draft_note = (None, "") if model.draft is None else _load_draft(*model.draft)
