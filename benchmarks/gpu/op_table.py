@@ -13,8 +13,8 @@ apart, since cards may divide less exactly than the software drivers that CI use
 ``--jobs`` processes share the cases. ``--expected FILE`` takes the model's results from a file that
 ``--write-expected`` wrote; a case that the file lacks is computed.
 
-``--checked FILE`` keeps each result as a line, and a case that has one there is not run again: a software driver
-takes hours for the whole table, which need not be hours in a row.
+``--checked FILE`` keeps each result as a line, and a case that has one there is not run again: a software
+driver takes hours for the whole table, which need not be hours in a row.
 
 Each failure is a line; the last line of stdout is one JSON object, which also names the pipelines that took
 longest to make. The exit code is 0 if nothing failed, 1 if something did, and 2 if there is no such device.

@@ -216,7 +216,7 @@ def _server(make: Callable[[Scripted], Any], name: str, settings: Settings) -> I
     stops: list[Callable[[], object]] = []
 
     async def run() -> None:
-        llm = make(found)
+        llm = make(scripted)
         service = Service(llm, settings, name)
         await service.load()
         server = http_server(service, None, lambda app: Recorder(app, scripted.exchanges))
