@@ -61,7 +61,7 @@ class Costs:
                 dense=sizes.dense * cpu_stream,
                 head=sizes.head * cpu_stream,
             ),
-            gpus=[_gpu_costs(sizes, profile, each) for each in machines],
+            gpus=[_gpu_costs(sizes, profile, machine) for machine in machines],
         )
 
     def token(self, placement: Placement) -> float:
