@@ -32,7 +32,7 @@ layout(std430, binding = 8) buffer ValueBuffer { float values[]; };
 uint input_rows[TILE];
 uint inputs;
 #define T TILE
-#define INPUTS inputs
+#define INPUTS (TILE == 1 ? 1 : inputs)  // a constant lets compilers load ahead
 #define INPUT_ROWS x_rows
 uint input_row(uint t) { return input_rows[t]; }
 #include "dot.glsl"

@@ -84,16 +84,21 @@ def test_other_norms_do_not_quantise(vulkan: VulkanBackend, program: Program, di
     assert dispatches_of(vulkan, program) == dispatches
 
 
-@pytest.mark.parametrize(("head_dim", "dispatches"), [(64, 3), (96, 3), (128, 3), (40, 4)])
+@pytest.mark.parametrize(
+    ("head_dim", "more_rows", "dispatches"),
+    [(64, 0, 3), (96, 0, 3), (128, 0, 3), (40, 0, 4), (64, 12, 4)],
+)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_attention_quantises_the_rows_that_a_product_reads(
-    vulkan: VulkanBackend, head_dim: int, dispatches: int, sinks: bool
+    vulkan: VulkanBackend, head_dim: int, more_rows: int, dispatches: int, sinks: bool
 ) -> None:
-    """Heads of whole blocks; rows with one split and with three."""
+    """Heads of whole blocks, and few rows: for more, codes would overlap the partial results. Rows with one
+    split and with three."""
 
     def program(backend: Any) -> tuple[Callable[[], None], list[Array]]:
         random = rng("attention and product", head_dim)
-        batch = make_batch(backend, [Row(3, 0), Row(600, 1)], [Row(255, 2), Row(256, 2)])
+        prompt = [Row(t, 2) for t in range(255, 257 + more_rows)]
+        batch = make_batch(backend, [Row(3, 0), Row(600, 1)], prompt)
         caches = [np.zeros((page_count(batch), 2, PAGE, head_dim), np.float16) for _ in range(2)]
         for cache in caches:
             cache[:] = random_rows(random, *cache.shape)
