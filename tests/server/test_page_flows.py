@@ -418,7 +418,7 @@ def test_conversations_are_searched_renamed_and_written_as_markdown(
     assert "Reynard" in titles()  # it keeps its name
 
 
-@pytest.mark.parametrize("width", [1500, 1733])
+@pytest.mark.parametrize("width", [250, 1500, 1733])
 def test_cells_of_the_picture_have_whole_pixels(chat: tuple[Page, Live], width: int) -> None:
     page, _ = chat
     page.size(width, 900)
@@ -445,5 +445,6 @@ def test_cells_of_the_picture_have_whole_pixels(chat: tuple[Page, Live], width: 
         assert len({(w, h) for _, _, w, h in layer}) == 1  # all cells alike
         assert len({(x, y) for x, y, _, _ in layer}) == len(layer)
         assert all(x >= 0 and x + w <= across and y >= 0 and y + h <= high for x, y, w, h in layer)
-        covered = (max(x for x, *_ in layer) - min(x for x, *_ in layer)) * max(y for _, y, *_ in layer)
-        assert covered > 0.6 * across / 3 * high  # and most of its room is filled
+        columns, rows = max(x + w for x, _, w, _ in layer) - min(layer)[0], max(y + h for _, y, _, h in layer)
+        assert columns * rows > 0.6 * across / 3 * high  # most of the layer's space is filled
+        assert rows > 0.85 * high  # and its last row ends near the axis's end
