@@ -18,11 +18,17 @@ import numpy as np
 
 from hotcold import LLM, Grammar
 from hotcold.errors import UserError
+from hotcold.runtime.pooling import Pooling
 
 PASSAGE = 800  # characters
 NEAREST, LONGEST = 4, 2000  # passages and characters of one answer
 TABLE = "CREATE TABLE IF NOT EXISTS passages (file TEXT, text TEXT, vector BLOB)"
-TASK = "Answer from these passages alone, and name the numbers of the passages that you used."
+TASK = (
+    "Answer from these passages alone. Write JSON: "
+    '{"answer": "a sentence or two", "sources": [numbers of the passages that you used]}'
+)
+#: "mean" or "last" if the embedder's file names no pooling, as files of chat models.
+POOLING: Pooling | None = None
 
 
 def passages(text: str, longest: int = PASSAGE) -> list[str]:
@@ -86,9 +92,10 @@ def ask(llm: LLM, found: list[tuple[str, str]], question: str, **options: Any) -
 def main(arguments: list[str]) -> None:
     match arguments:
         case ["add", path, model, *files] if files:
-            print(add(sqlite3.connect(path), LLM(model), [*map(Path, files)]), "passages")
+            embedder = LLM(model, pooling=POOLING)
+            print(add(sqlite3.connect(path), embedder, [*map(Path, files)]), "passages")
         case ["ask", path, model, chat, question]:
-            sources = nearest(sqlite3.connect(path), LLM(model), question)
+            sources = nearest(sqlite3.connect(path), LLM(model, pooling=POOLING), question)
             reply = ask(LLM(chat), sources, question)
             print(
                 reply["answer"],
