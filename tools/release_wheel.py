@@ -30,9 +30,15 @@ def zig_tools(folder: Path, triple: str) -> dict[str, str]:
     """Writes programs that call Zig's compiler and archiver, and returns CMake's variables for them."""
     zig = Distribution.from_name("ziglang").locate_file("ziglang/zig")
     # Debian's pyconfig.h includes <TRIPLE/python3.X/pyconfig.h>, which Zig does not look for in /usr/include.
-    config = folder / "include" / triple / f"python{sysconfig.get_python_version()}" / "pyconfig.h"
-    config.parent.mkdir(parents=True)
-    config.symlink_to(sysconfig.get_config_h_filename())
+    python = f"python{sysconfig.get_python_version()}"
+    includes, multiarch = (
+        Path(sysconfig.get_path("include")).parent,
+        sysconfig.get_config_var("MULTIARCH") or "",
+    )
+    config = folder / "include" / triple / python / "pyconfig.h"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.unlink(missing_ok=True)
+    config.symlink_to(includes / multiarch / python / "pyconfig.h")
     calls = {
         "CXX_COMPILER": f"c++ -target {triple}.{GLIBC} -idirafter {folder / 'include'}",
         "AR": "ar",
@@ -53,32 +59,33 @@ def main() -> int:
     if missing := {*PACKAGES} - {each.name for each in distributions()}:
         parser.error(f"packages are missing: pip install {' '.join(sorted(missing))}")
     triple = f"{args.processor}-linux-gnu"
+    soabi = f"cpython-{sysconfig.get_config_var('py_version_nodot')}-{triple}"
+    kept = ROOT / "build" / f"release-{soabi}"  # a second call compiles nothing again
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
         variables = {
             "CMAKE_SYSTEM_NAME": "Linux",
             "CMAKE_SYSTEM_PROCESSOR": args.processor,
             "CMAKE_TRY_COMPILE_TARGET_TYPE": "STATIC_LIBRARY",  # to link a check, Zig compiles a C++ library
-            **zig_tools(folder, triple),
+            **zig_tools(kept, triple),
         }
         environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "CMAKE_ARGS": " ".join(f"-D{name}={value}" for name, value in variables.items()),
-            "HOTCOLD_ISAS": "all",
-            "SETUPTOOLS_EXT_SUFFIX": f".cpython-{sysconfig.get_config_var('py_version_nodot')}-{triple}.so",
+            "HOTCOLD_ISAS": os.environ.get("HOTCOLD_ISAS", "all"),
+            "SETUPTOOLS_EXT_SUFFIX": f".{soabi}.so",
             "_PYTHON_HOST_PLATFORM": f"linux-{args.processor}",
         }
         for name in ("CXX", "CXXFLAGS", "LDFLAGS"):
             environment.pop(name, None)
-        built = folder / "built"
-        command = [sys.executable, "-c", BUILD, built, folder / "build"]
+        built, checked = Path(temporary) / "built", Path(temporary) / "checked"
+        command = [sys.executable, "-c", BUILD, built, kept / "cmake"]
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
         (wheel,) = built.glob("*.whl")
         platform = f"manylinux_{GLIBC.replace('.', '_')}_{args.processor}"
         command = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "--only-plat"]
-        subprocess.run([*command, "--wheel-dir", folder / "checked", wheel], env=environment, check=True)
-        (wheel,) = (folder / "checked").glob("*.whl")
+        subprocess.run([*command, "--wheel-dir", checked, wheel], env=environment, check=True)
+        (wheel,) = checked.glob("*.whl")
         args.output.mkdir(parents=True, exist_ok=True)
         target = Path(shutil.copy(wheel, args.output))
     print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")

@@ -36,7 +36,7 @@ from support.browsing import browser
 from lib.models import Recipe, Shape, write
 from lib.server import serving
 
-MOST_BYTES = 300_000  # of a picture in a repository
+MOST_BYTES = 150_000  # of a picture in a repository
 OPENING = "Once upon a time there was a little fox who"
 QUESTION = "Write three tips for better sleep."
 _TRIES = 10  # answers, until one is long enough

@@ -109,9 +109,9 @@ def test_of_a_model_without_zeros_nothing_is_said_until_it_is_asked_for(
 ) -> None:
     """It computes all neurons for each token, so a share of neurons says nothing either."""
     model = str(golden("tiny-llama", tmp_path).path)
-    assert main(["generate", model, "-n", "3", "--seed", "1"]) == 0
+    assert main(["generate", model, "-p", "", "-n", "3", "--seed", "1"]) == 0
     assert re.fullmatch(r"\d tokens, [\d.]+ tokens/s\n", capsys.readouterr().err)
-    assert main(["generate", "-m", model, "-n", "3", "--seed", "1", "-v"]) == 0
+    assert main(["generate", "-m", model, "-p", "", "-n", "3", "--seed", "1", "-v"]) == 0
     note, figures = capsys.readouterr().err.splitlines()
     assert note == "note: sparsity auto chooses off: activation silu gives no zeros"
     assert "sparsity off" in figures and "GB/s read" in figures and "neurons active" not in figures

@@ -61,8 +61,9 @@ def run(args: argparse.Namespace) -> int:
     given = options.sampling_given(args)
     job = Job(max_tokens=args.n_predict, stop=tuple(args.stop), ignore_eos=args.ignore_eos)
     prompt = args.prompt
-    if args.file is not None or prompt == "-" or (prompt is None and options.is_piped()):
-        prompt = options.read_prompt(args.file).removesuffix("\n")
+    is_read = args.file is not None or prompt == "-" or (prompt is None and options.is_piped())
+    if is_read:
+        prompt = options.read_text(args.file).removesuffix("\n")
     prompt = prompt or ""
     session = options.load_session(args, state_copies=0)
     tokenizer = session.model.tokenizer
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         session, reuse=False, speculation=speculation_of(session)
     )  # a single request shares no pages
     engine.check(request)
+    if is_read:
+        options.note_empty(prompt, args.file)
     shown = None if args.json else display(plain=args.plain)  # with --json only the report has the text
     if shown is not None and not args.no_display_prompt:
         shown.write(prompt)

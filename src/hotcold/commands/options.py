@@ -532,12 +532,10 @@ def is_piped() -> bool:
     return not sys.stdin.closed and not sys.stdin.isatty()
 
 
-def read_prompt(path: Path | None) -> str:
-    """Returns the text of a file, or of standard input if there is none, and prints a note if it is empty."""
-    text = read_text(path)
-    if not text.strip("\n"):
+def note_empty(text: str, path: Path | None) -> None:
+    """Prints a note if a text is empty that was read from a file, or from standard input if there is none."""
+    if not text:
         print_notes([f"{'standard input' if path is None else path} has no text: -p gives one"])
-    return text
 
 
 def note_left_out(tokenizer: "Tokenizer", *texts: str) -> None:

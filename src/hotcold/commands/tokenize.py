@@ -28,8 +28,10 @@ def run(args: argparse.Namespace) -> int:
     path = options.local_model(args.model) or model_path()
     with open_gguf(path) as file, naming(path, TokenizerError):
         tokenizer = Tokenizer.from_metadata(file.metadata)
-    text = options.read_prompt(None) if args.prompt == "-" else args.prompt
+    text = options.read_text(None) if args.prompt == "-" else args.prompt
     ids = tokenizer.encode(text, add_bos=False if args.no_bos else None, parse_special=args.special)
+    if args.prompt == "-":
+        options.note_empty(text, None)
     options.note_left_out(tokenizer, text)
     options.print_notes(tokenizer.notes)
     pieces = [tokenizer.piece(id) for id in ids]
