@@ -23,24 +23,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 OPERATIONS = [
-    "ldtilecfg",
-    "sttilecfg",
-    "tilerelease",
-    "tilezero",
-    "tileloadd",
-    "tileloaddt1",
-    "tilestored",
-    "tdpbssd",
-    "tdpbsud",
-    "tdpbusd",
-    "tdpbuud",
-    "tdpbf16ps",
-]
-REGISTERS = [
-    *["rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi"],
-    *(f"r{i}" for i in range(8, 16)),
-    "rip",
-]
+    "ldtilecfg", "sttilecfg", "tilerelease", "tilezero", "tileloadd", "tileloaddt1", "tilestored",
+    "tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud", "tdpbf16ps",
+]  # fmt: skip
+REGISTERS = ["rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", *(f"r{i}" for i in range(8, 16))]
 NONE = -1  #: a field that an instruction lacks
 
 
@@ -61,7 +47,7 @@ def run(emulator: Path, *args: str, **variables: str) -> subprocess.CompletedPro
     env = {name: value for name, value in os.environ.items() if name != "HOTCOLD_ISA"}
     env |= {"LD_PRELOAD": str(emulator), **variables}
     command = [sys.executable, *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
 
 
 def needs_the_kernels() -> None:
@@ -160,9 +146,8 @@ def test_products_have_the_bits_of_a_processor(emulator: Path, test_data: Path) 
 def test_compiled_kernels_pass_the_tests_of_tiles(emulator: Path, repository: Path) -> None:
     needs_the_kernels()
     tests = str(repository / "tests/kernels/test_tiles.py")
-    chosen = (
-        "amx and not (layers_by_tiles and (by_neuron or Q3_K))"  # a signal for each instruction takes time
-    )
+    # A signal for each instruction takes time.
+    chosen = "amx and not (layers_by_tiles and (by_neuron or Q3_K))"
     options = ("-n0", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-k", chosen)
     result = run(emulator, "-m", "pytest", *options, tests)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -190,19 +175,8 @@ def test_tiles_that_do_not_work_are_not_used(emulator: Path, tmp_path: Path, fau
     needs_the_kernels()
     if fault != "refused" and supported_isas()[0] == "amx":
         pytest.skip("needs a processor without AMX, whose tiles are emulated")
-    command = (
-        "-m",
-        "hotcold",
-        "generate",
-        "--gpu",
-        "off",
-        "--temp",
-        "0",
-        "-n",
-        "8",
-        "-p",
-        "Once upon a time " * 8,
-    )
+    prompt = "Once upon a time " * 8  # more tokens than a tile has rows
+    command = ("-m", "hotcold", "generate", "--gpu", "off", "--temp", "0", "-n", "8", "-p", prompt)
     variables = {"HOTCOLD_EMULATED_TILES": fault, "XDG_CACHE_HOME": str(tmp_path)}
     line = f"{reason}, so avx512 is used for prompts"
     results = [run(emulator, *command, **variables), run(emulator, *command, HOTCOLD_ISA="avx512")]
