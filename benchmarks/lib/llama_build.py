@@ -77,7 +77,7 @@ def build(options: str, where: Path) -> None:
 
 
 def _death(model: Path, *first: Path) -> str:
-    """Returns the name of the signal of which llama.cpp dies, if any; ``first`` lead the path of modules."""
+    """Returns the name of the signal that ends llama.cpp, if any; ``first`` lead the path of modules."""
     paths = [*map(str, first), str(Path(__file__).resolve().parents[1])]
     command = [sys.executable, "-c", _PROBE, str(model), *paths]
     code = subprocess.run(command, capture_output=True, check=False).returncode

@@ -147,16 +147,30 @@ struct GridIQ2_XS : GridBlocks {
     HC_INLINE F scale(int half) const { return quarter_scales(supers, 66, half); }
 };
 
-struct GridIQ2_S : GridBlocks {
+struct GridIQ2_S {
     static constexpr int bytes = 82, code_bits = 6;
     static constexpr bool pairs = true;
+    // Entry numbers of a block: the even two, then the odd two.
+    struct Ahead {
+        alignas(64) uint16_t number[2][2 * Vec::width];
+    };
+    const Supers& supers;
+    const Ahead& ahead;
 
-    HC_INLINE GridIQ2_S(const Supers& s, const Ahead&) : GridBlocks{s} {}
+    HC_INLINE GridIQ2_S(const Supers& s, const Ahead& a) : supers(s), ahead(a) {}
+    static HC_INLINE void look_ahead(const Supers& s, Ahead& to) {
+        const I low = s.words(2), high = s.each_byte(66), bytes_only = Vec::set1_i(0x00ff00ff);
+        const I first = Vec::set1_i(0x300), second = Vec::set1_i(0x3000000);
+        const I even =
+            Vec::bit_or(Vec::bit_and(Vec::shl<8>(high), first), Vec::bit_and(Vec::shl<20>(high), second));
+        const I odd =
+            Vec::bit_or(Vec::bit_and(Vec::shl<6>(high), first), Vec::bit_and(Vec::shl<18>(high), second));
+        const I numbers[2] = {Vec::bit_or(Vec::bit_and(low, bytes_only), even),
+                              Vec::bit_or(Vec::bit_and(Vec::shr<8>(low), bytes_only), odd)};
+        for (int i = 0; i < 2; ++i) std::memcpy(to.number[i], &numbers[i], sizeof(I));
+    }
     template <int P> HC_INLINE uint64_t pair(int lane) const {
-        const uint8_t* at = supers.of(lane);
-        const int block = supers.block(lane);
-        const uint32_t high = uint32_t(at[66 + block]) << (8 - 2 * P) & 0x300;
-        return kGridIQ2_S.at[at[2 + 4 * block + P] | high];
+        return kGridIQ2_S.at[ahead.number[P % 2][2 * lane + P / 2]];
     }
     HC_INLINE I signs() const { return supers.words(34); }
     HC_INLINE F scale(int half) const { return quarter_scales(supers, 74, half); }
