@@ -14,7 +14,7 @@ def input_of(arguments: str) -> dict[str, Any]:
 
 def are_complete(arguments: str) -> bool:
     """Returns whether the arguments of a call were not cut off."""
-    return _object_of(arguments) is not None
+    return bool(arguments) and _object_of(arguments) is not None
 
 
 def _object_of(arguments: str) -> dict[str, Any] | None:
