@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from hotcold.errors import UserError
-from hotcold.training.work_folder import WorkFolder
+from hotcold.training.work_folder import check_space, open_work_folder
 
 FACTS = {"text": "abc", "recall": 0.99, "relu": False}
 
 
 def test_the_same_run_goes_on(tmp_path: Path) -> None:
-    work = WorkFolder.open(tmp_path / "work", FACTS)
-    work.write("state", b"one")
-    (work.path / ".state.1234.partial").write_bytes(b"half")
-    again = WorkFolder.open(tmp_path / "work", FACTS)
-    assert {path.name: path.read_bytes() for path in again.path.iterdir() if path.name != "run.json"} == {
+    work = open_work_folder(tmp_path / "work", FACTS)
+    (work / "state").write_bytes(b"one")
+    (work / ".state.1234.partial").write_bytes(b"half")
+    again = open_work_folder(tmp_path / "work", FACTS)
+    assert {path.name: path.read_bytes() for path in again.iterdir() if path.name != "run.json"} == {
         "state": b"one"
     }
 
@@ -26,16 +26,16 @@ def test_the_same_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"text": "abd"}, "was started with text 'abc', not 'abd': give the same value, or another"),
-        ({"recall": 0.95}, "was started with recall 0.99, not 0.95"),
-        ({"threads": 2}, "was started with threads None, not 2"),
+        ({"text": "abd"}, "holds a run with text 'abc', not 'abd': give the same value, or another"),
+        ({"recall": 0.95}, "holds a run with recall 0.99, not 0.95"),
+        ({"threads": 2}, "holds a run with threads None, not 2"),
     ],
 )
 def test_another_run_is_refused(other: dict[str, str | float], message: str, tmp_path: Path) -> None:
-    WorkFolder.open(tmp_path / "work", FACTS)
+    open_work_folder(tmp_path / "work", FACTS)
     with pytest.raises(UserError, match=message):
-        WorkFolder.open(tmp_path / "work", FACTS | other)
-    WorkFolder.open(tmp_path / "work", FACTS)
+        open_work_folder(tmp_path / "work", FACTS | other)
+    open_work_folder(tmp_path / "work", FACTS)
 
 
 def test_what_cannot_be_a_work_folder(tmp_path: Path) -> None:
@@ -47,20 +47,20 @@ def test_what_cannot_be_a_work_folder(tmp_path: Path) -> None:
         (tmp_path / "no" / "such", "cannot be used: No such file or directory"),
     ):
         with pytest.raises(UserError, match=message):
-            WorkFolder.open(path, FACTS)
+            open_work_folder(path, FACTS)
     assert [path.name for path in tmp_path.rglob("*")] == ["letters", "a.txt"]
     for damaged in (b"", b"[]", b'{"text"', b"\xff{}", b"[" * 100_000):
         (tmp_path / "letters" / "run.json").write_bytes(damaged)
         with pytest.raises(UserError, match="give another folder"):
-            WorkFolder.open(tmp_path / "letters", FACTS)
+            open_work_folder(tmp_path / "letters", FACTS)
 
 
 def test_room_counts_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = WorkFolder.open(tmp_path, FACTS)
+    work = open_work_folder(tmp_path, FACTS)
     room = shutil.disk_usage(tmp_path)
     (tmp_path / "inputs").write_bytes(bytes(1000))
     held = 1000 + (tmp_path / "run.json").stat().st_size
     monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=500))
-    work.need(held + 500)
+    check_space(work, held + 500)
     with pytest.raises(UserError, match=r"GiB are needed, and 0\.00 GiB are free: use fewer `tokens`"):
-        work.need(held + 501)
+        check_space(work, held + 501)

@@ -22,15 +22,14 @@ from hotcold.sparse.fitting import Fit, FitOptions, Fitted
 from hotcold.sparse.predictor import PredictorError
 from hotcold.tasks.ffn_inputs import ffn_inputs, input_bytes
 from hotcold.tasks.windows import evenly
-from hotcold.training.layer import Texts, TrainedLayer, train_layer
+from hotcold.training.layer import Texts, TrainedLayer, parted, train_layer
 from hotcold.training.libraries import torch
 from hotcold.training.options import TrainOptions
 from hotcold.training.predictor import reproducible
-from hotcold.training.work_folder import WorkFolder
+from hotcold.training.work_folder import check_space, open_work_folder
 
 Windows = list[list[int]]
 
-_CHECKED = 8  # one window in this many is not learned but used for checks
 _MOST_JUDGED = 8192  # tokens of the check part, and of the held-out text: their neurons are in memory
 _STATE_FLOATS = 5  # numbers in the training states for each parameter
 _FORMAT = 2  # of the folder; another number refuses it
@@ -51,8 +50,8 @@ def trained(
     (:func:`~hotcold.training.layer.train_layer`). The folder keeps all finished work."""
     check, learned = _parted(fit_to)
     held_out = evenly(held_out, max(1, _MOST_JUDGED // len(held_out[0])))
-    work = WorkFolder.open(folder, _facts(model, options, training, (learned, check, held_out), threads))
-    work.need(_bytes(model, options, (learned, check, held_out)))
+    work = open_work_folder(folder, _facts(model, options, training, (learned, check, held_out), threads))
+    check_space(work, _bytes(model, options, (learned, check, held_out)))
     parts = []
     for name, windows in (("fit", learned), ("check", check), ("held-out", held_out)):
 
@@ -60,17 +59,17 @@ def trained(
             if progress:
                 progress(phase, done, total)
 
-        parts.append(ffn_inputs(model, windows, {"normed"}, work.path / name, tell))
+        parts.append(ffn_inputs(model, windows, {"normed"}, work / name, tell))
     layers = []
     with open_gguf(model.path) as file, reproducible(threads):
         for layer in range(model.config.layers):
-            path = work.path / f"layer-{layer:03}.gguf"
+            path = work / f"layer-{layer:03}.gguf"
             if not path.exists():
                 texts = Texts(*(part[layer] for part in parts))
-                with _named(work.path, layer):
-                    result = train_layer(file, model.config, layer, options, training, texts, work.path)
+                with _named(work, layer):
+                    result = train_layer(file, model.config, layer, options, training, texts, work)
                 _save(path, result)
-                for state in work.path.glob(f"layer-{layer:03}.*.state"):
+                for state in work.glob(f"layer-{layer:03}.*.state"):
                     state.unlink()
             layers.append(_saved(path))
             if progress:
@@ -95,11 +94,9 @@ def _named(folder: Path, layer: int) -> Iterator[None]:
 
 def _parted(windows: Windows) -> tuple[Windows, Windows]:
     """Returns windows to check with, and windows to learn. They come from one text and do not overlap."""
-    every = min(_CHECKED, len(windows))
-    check = windows[every - 1 :: every]
-    if every < 2:
+    if len(windows) < 2:
         raise UserError("the text is less than three windows: give more, or make them smaller (`context`)")
-    learned = [window for at, window in enumerate(windows) if at % every != every - 1]
+    check, learned = parted(windows)
     return evenly(check, max(1, _MOST_JUDGED // len(check[0]))), learned
 
 

@@ -1,5 +1,6 @@
 """Turns conversations into tokens with a tokenizer's chat template; only answers are learned."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotcold.errors import UserError
+from hotcold.training.libraries import library_errors
 
 _ANSWERS = "assistant"
 
@@ -22,23 +24,15 @@ def encode_conversation(
     refuses the messages, or it changes earlier messages when an answer is added."""
     if not any(message.get("role") == _ANSWERS for message in messages):
         raise UserError(f"a conversation has no message of the role {_ANSWERS!r}")
-    try:
-        if "{% generation" in _template(tokenizer) or "{%- generation" in _template(tokenizer):
+    with library_errors("the chat template cannot render a conversation"):
+        if re.search(r"\{%-?\s*generation", _template(tokenizer)):
             encoded = tokenizer.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
             return list(encoded["input_ids"]), np.array(encoded["assistant_masks"], bool)
-        spans = [
-            _span(tokenizer, messages, number)
-            for number, message in enumerate(messages)
-            if message.get("role") == _ANSWERS
-        ]
+        answers = [number for number, message in enumerate(messages) if message.get("role") == _ANSWERS]
+        spans = [_span(tokenizer, messages, number) for number in answers]
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except UserError:
-        raise
-    except Exception as error:  # templates raise errors of any class
-        said = " ".join(str(error).split())[:200]
-        raise UserError(f"the chat template cannot render a conversation: {said}") from None
     for begin, answer in spans:
         if text[begin : begin + len(answer)] != answer:
             raise UserError("the chat template changes earlier messages: mark answers by {% generation %}")

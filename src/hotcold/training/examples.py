@@ -1,5 +1,6 @@
 """The tokens that predictors learn from: a predictor's input, and each neuron's contribution."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hotcold.kernels.numpy_ffn import ReferenceFFN
 from hotcold.sparse.expert_fitting import Inputs, rows_by_expert
 from hotcold.sparse.fitting import Activity
 
-_ROWS_TOGETHER = 1024  # tokens whose neurons are in memory at a time
+_ROWS_TOGETHER = 1024  # tokens whose neurons are computed at a time
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,17 @@ class Examples:
 
     def mean_added(self) -> float:
         """The mean contribution of an active neuron; 1 if none is ever active."""
-        total, active = 0.0, 0
-        for each in self._pieces():
-            total += float(each.sum(dtype=np.float64))
-            active += int(np.count_nonzero(each))
-        return total / active if active else 1.0
+        active = sum(np.count_nonzero(each) for each in self.adds)
+        return float(sum(each.sum(dtype=np.float64) for each in self.adds)) / active if active else 1.0
 
     def rates(self) -> npt.NDArray[np.float64]:
         """Each neuron's share of active tokens among the tokens of its expert, ``[E * N]``."""
         counts = [(each > 0).mean(axis=0) if len(each) else np.zeros(each.shape[1]) for each in self.adds]
         return np.concatenate(counts)
 
-    def _pieces(self) -> list[Floats]:
-        return [
-            each[at : at + _ROWS_TOGETHER] for each in self.adds for at in range(0, len(each), _ROWS_TOGETHER)
-        ]
+    def by_expert(self) -> Iterator[tuple[slice, npt.NDArray[np.int64], Floats]]:
+        """By expert, the place of its neurons among the layer's, its tokens, and what the neurons add."""
+        end = 0
+        for rows, adds in zip(self.rows, self.adds, strict=True):
+            begin, end = end, end + adds.shape[1]
+            yield slice(begin, end), rows, adds

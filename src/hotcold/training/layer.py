@@ -23,6 +23,7 @@ from hotcold.training.examples import Examples
 from hotcold.training.options import TrainOptions
 from hotcold.training.predictor import Learned, train
 
+_CHECKED = 8  # one window in this many is not learned but used for checks
 _SVD_TOKENS = 8192  # most tokens for the SVD, whose neurons are all in memory
 
 
@@ -32,6 +33,13 @@ class Texts(NamedTuple):
     fit_to: Inputs  #: for training
     check: Inputs  #: sets thresholds, ends the training and decides on the rank
     held_out: Inputs  #: judges the result
+
+
+def parted(windows: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Windows to check with, and windows to learn: at least one of each, if there are two."""
+    every = min(_CHECKED, len(windows))
+    learned = [window for number, window in enumerate(windows) if number % every != every - 1]
+    return windows[every - 1 :: every], learned
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,9 @@ def train_layer(
         fix = "raise `max_share`, or use a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor fits in {limit}: {fix}")
     sample = {name: _evenly(values, _SVD_TOKENS) for name, values in texts.fit_to.items()}
-    svd = _svd(file, config, layer, options, sample, texts.held_out)
+    fit = fit_experts if config.experts else fit_layer
+    method = replace(options, method="svd")
+    svd = fit(file, config, layer, method, fit_to=sample, held_out=texts.held_out)[0]
     files = [folder / f"layer-{layer:03}.{name}" for name in ("fit", "check")]
     try:
         examples = Examples.collect(parts, texts.fit_to, files[0])
@@ -113,14 +123,6 @@ def train_layer(
             each.unlink(missing_ok=True)
     rest = sorted((each.fitted.fit for each in tried if each is not best), key=lambda fit: fit.read_ratio)
     return TrainedLayer(best.fitted, [best.fitted.fit, *rest], svd)
-
-
-def _svd(
-    file: GGUFFile, config: Config, layer: int, options: FitOptions, fit_to: Inputs, held_out: Inputs
-) -> Fitted:
-    """The best predictor of the training-free method for the same recall."""
-    fit = fit_experts if config.experts else fit_layer
-    return fit(file, config, layer, replace(options, method="svd"), fit_to=fit_to, held_out=held_out)[0]
 
 
 def _evenly(values: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:

@@ -2,11 +2,15 @@
 
 Other modules of this package import ``torch`` from here, so import them where a command first needs one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from hotcold.errors import UserError
 from hotcold.extras import importing
+from hotcold.values import printable
 
-__all__ = ["state_dict_functions", "torch", "transformers"]
+__all__ = ["library_errors", "summary_writer", "torch", "transformers"]
 
 with importing("train", "training"):
     import torch
@@ -19,8 +23,21 @@ def transformers() -> Any:
     return package
 
 
-def state_dict_functions() -> Any:
-    """The functions of torch that gather and scatter the weights of sharded models."""
-    import torch.distributed.checkpoint.state_dict as functions
+@contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+    """Turns an error of another library, which may be of any class, into a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{problem}: {printable(' '.join(str(error).split()))}") from None
 
-    return functions
+
+def summary_writer() -> Any:
+    """The class of torch that writes events for TensorBoard, or None if TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter

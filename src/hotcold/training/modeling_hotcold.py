@@ -13,6 +13,8 @@ import torch
 
 #: Keys of `config.json` that name the activation, by family.
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation")
+#: Activations of `config.json` that transformers does not have.
+NAMES = ("fatrelu", "drelu")
 #: Attributes of FFNs that hold the activation.
 _ACTIVATIONS = ("act_fn", "activation_fn", "act", "gelu_impl")
 #: Projections of FFNs without a gate.
@@ -110,7 +112,9 @@ def put_in(model: Any, make: Callable[[int], SparseActivation]) -> list[SparseAc
 
 
 def put_in_named(model: Any, name: str, given: float | list[float] | None) -> None:
-    """Sets the activation of ``config.json``: ``fatrelu`` or ``drelu``, and its thresholds."""
+    """Sets the activation and the thresholds of ``config.json``, if transformers has no such activation."""
+    if name not in NAMES:
+        return
     kind, thresholds = "drelu" if name == "drelu" else "relu", given or 0.0
 
     def make(layer: int) -> SparseActivation:
@@ -145,10 +149,8 @@ class SparseCausalLM:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         key = next(key for key in ACTIVATION_KEYS if hasattr(config, key))
         name = getattr(config, key)
-        if name not in ("fatrelu", "drelu"):
-            super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-            return
-        setattr(config, key, "relu")  # transformers has no function of these names
+        if name in NAMES:
+            setattr(config, key, "relu")
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         setattr(config, key, name)
         put_in_named(self, name, getattr(config, "hidden_act_param", None))

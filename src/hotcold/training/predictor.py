@@ -37,6 +37,7 @@ _MOST_PRICE = 12.0  # logarithm; without this limit, a text without active neuro
 _STRICTER = 0.8  # share of the allowed misses that training aims at, since new text has more misses
 _PATIENCE = 3  # epochs without a gain that end the training
 _GAIN = 0.002  # smallest part by which the marked share must fall to count as a gain
+_FIGURES = ("best", "price", "epoch", "waited", "marked")  # attributes that an epoch changes
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,7 @@ def train(
                 torch.save(run.state(), file)
         except (FileError, RuntimeError) as error:  # RuntimeError: torch's own writer
             raise UserError(f"{state}: {error}") from None
-    best = {name: each.numpy() for name, each in run.best.items()}
-    return Learned(best["first"], best["second"], best["bias"], run.marked)
+    return Learned(**{name: each.numpy() for name, each in run.best.items()}, marked=run.marked)
 
 
 def _calibrated(
@@ -102,10 +102,9 @@ def _calibrated(
     if relu:
         hidden = np.maximum(hidden, 0)
     seconds, biases, scores, added = [], [], [], []
-    unit, begin = examples.mean_added(), 0
-    for rows, adds in zip(examples.rows, examples.adds, strict=True):
-        part = second[begin : begin + adds.shape[1]]
-        begin += len(part)
+    unit = examples.mean_added()
+    for place, rows, adds in examples.by_expert():
+        part = second[place]
         sample = slice(None, None, -(-len(rows) // _CALIBRATED) or 1)
         values, adds = hidden[rows[sample]] @ part.T, adds[sample]
         if not len(values):
@@ -140,7 +139,6 @@ class _Run:
     ) -> None:
         self.options, self.target, self.type = options, target, type
         self.unit = examples.mean_added()
-        self.neurons = [each.shape[1] for each in examples.adds]
         if options.relu:  # a pair of opposite rows for each of half as many directions
             half = -(-len(first) // 2)
             first = np.concatenate([first[:half], -first[: len(first) - half]])
@@ -157,29 +155,22 @@ class _Run:
         self.best: dict[str, Any] = {}
 
     def state(self) -> dict[str, Any]:
-        return {
-            "parameters": {name: each.detach() for name, each in self.parameters.items()},
-            "optimizer": self.optimizer.state_dict(),
-            "best": self.best,
-            "price": self.price,
-            "epoch": self.epoch,
-            "waited": self.waited,
-            "marked": self.marked,
-        }
+        parameters = {name: each.detach() for name, each in self.parameters.items()}
+        figures = {name: getattr(self, name) for name in _FIGURES}
+        return {"parameters": parameters, "optimizer": self.optimizer.state_dict(), **figures}
 
     def load(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
             for name, values in state["parameters"].items():
                 self.parameters[name].copy_(values)
         self.optimizer.load_state_dict(state["optimizer"])
-        self.best, self.price, self.epoch = state["best"], state["price"], state["epoch"]
-        self.waited, self.marked = state["waited"], state["marked"]
+        for name in _FIGURES:
+            setattr(self, name, state[name])
 
     def learn(self, examples: Examples) -> None:
         """Makes one pass over the tokens, in an order that depends on the epoch."""
-        order = np.random.default_rng([len(self.parameters["first"]), self.epoch]).permutation(
-            examples.tokens
-        )
+        random = np.random.default_rng([len(self.parameters["first"]), self.epoch])
+        order = random.permutation(examples.tokens)
         size = min(_BATCH, examples.tokens)
         steps = examples.tokens // size
         for step in range(steps):
@@ -218,13 +209,10 @@ class _Run:
         hidden = torch.from_numpy(np.ascontiguousarray(examples.x[tokens])) @ self._stored(first).T
         if self.options.relu:
             hidden = hidden.relu()
-        begin = 0
-        for rows, adds in zip(examples.rows, examples.adds, strict=True):
-            own = slice(begin, begin + adds.shape[1])
-            begin = own.stop
+        for place, rows, adds in examples.by_expert():
             _, where, places = np.intersect1d(tokens, rows, assume_unique=True, return_indices=True)
             if len(places):
-                scores = hidden[torch.from_numpy(where)] @ self._stored(second[own]).T + bias[own]
+                scores = hidden[torch.from_numpy(where)] @ self._stored(second[place]).T + bias[place]
                 yield scores, torch.from_numpy(np.ascontiguousarray(adds[places]))
 
     def _stored(self, factor: Any) -> Any:

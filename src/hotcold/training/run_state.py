@@ -9,7 +9,8 @@ from typing import Any
 from hotcold.errors import UserError
 from hotcold.formats.files import FileError, replacing
 from hotcold.training.libraries import torch
-from hotcold.values import printable, shown
+from hotcold.training.work_folder import check_identity
+from hotcold.values import printable
 
 _STATE = "state.pt"
 
@@ -23,7 +24,9 @@ class RunState:
     def load(self) -> dict[str, Any] | None:
         """The last state, if there is one. UserError: it is another run's, or damaged."""
         path = self.folder / _STATE
-        self._remove_partial()
+        for partial in self.folder.glob(f".{_STATE}.*.partial"):  # of a killed run
+            with contextlib.suppress(OSError):
+                partial.unlink()
         if not path.exists():
             return None
         try:
@@ -31,11 +34,7 @@ class RunState:
             identity = json.loads(saved.pop("identity"))
         except Exception:
             raise UserError(f"{path} is damaged, or not the state of a run: give another `work`") from None
-        wanted = json.loads(json.dumps(self._identity))
-        if others := [key for key in wanted if identity.get(key) != wanted[key]]:
-            key = others[0]
-            got = f"{self.folder} holds a run with {key} {shown(identity.get(key))}"
-            raise UserError(f"{got}, not {shown(wanted[key])}: give the same value, or another `work`")
+        check_identity(self.folder, identity, json.loads(json.dumps(self._identity)))
         return dict(saved)
 
     def save(self, state: Mapping[str, Any]) -> None:
@@ -48,12 +47,6 @@ class RunState:
         except (OSError, RuntimeError, FileError) as error:  # torch raises RuntimeError for a full disk
             said = printable(" ".join(str(error).split())[:120])
             raise UserError(f"{path} cannot be saved ({said}): the state before it is kept") from None
-
-    def _remove_partial(self) -> None:
-        """Deletes incomplete files of a killed run."""
-        for path in self.folder.glob(f".{_STATE}.*.partial"):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
     def exists(self) -> bool:
         return (self.folder / _STATE).exists()

@@ -4,19 +4,20 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from hotcold.errors import UserError
 from hotcold.extras import importing
-from hotcold.training.libraries import state_dict_functions, torch
+from hotcold.training.libraries import torch
+from hotcold.training.processes import in_first_process, process_rank
 from hotcold.training.sparse_model import (
     Batch,
     WatchedActivation,
     activation_key,
     measure_sparsity,
-    several_processes,
     sparse_layers,
 )
 from hotcold.training.thresholds import MAX_DIVERGENCE, Mode, choose_thresholds
@@ -71,47 +72,44 @@ def save_sparse(
 
     UserError: a value is not allowed, or the folder cannot be written."""
     output, inner = Path(output), unwrapped(model)
-    if output.exists() or not output.absolute().parent.is_dir():
-        raise UserError(f"{output}: a new folder in an existing folder is needed")
-    layers = sparse_layers(model)
-    code = _code(inner, layers)
+    check_new(output)
+    layers, base = sparse_layers(model), _class_of(inner)
     batches = None if held_out is None else [_batch(each, tokenizer) for each in held_out]
     entries: dict[str, Any] = {"activation": layers[0][0].kind}
     if isinstance(threshold, str):
         if batches is None:
             raise UserError(f"threshold {threshold!r} needs held-out text: give texts or batches as held_out")
-        entries["choice"] = choose_thresholds(model, batches, threshold, max_divergence).report()
+        entries["choice"] = asdict(choose_thresholds(model, batches, threshold, max_divergence))
     elif threshold is not None:
         _set(layers, threshold)
     if batches is not None:
-        entries["held_out"] = measure_sparsity(model, batches).report()
+        entries["held_out"] = asdict(measure_sparsity(model, batches))
     entries["thresholds"] = [layer[0].threshold for layer in layers]
     entries |= dict(report or {})
-    if any(entries["thresholds"]) or layers[0][0].kind == "drelu":
+    state = _state(inner, dtype)
+    config = _config(inner, base, layers, original, state)
+    texts = {"config.json": json.dumps(config, indent=2) + "\n"}
+    if "auto_map" in config:
         entries["code"] = f"{_CODE}.py"
-    state = _state(model, inner, dtype)
-    if _first_process():
-        texts = {_REPORT: json.dumps(entries, indent=1) + "\n"}
-        if "code" in entries:
-            texts[f"{_CODE}.py"] = code
-        _write(output, inner, state, _config(inner, layers, original), tokenizer, original, texts)
-    if several_processes():
-        torch.distributed.barrier()
+        texts[entries["code"]] = _code(base)
+    texts[_REPORT] = json.dumps(entries, indent=1) + "\n"
+    in_first_process(lambda: _write(output, inner, state, tokenizer, original, texts))
     return entries
+
+
+def check_new(output: Path) -> None:
+    """Raises UserError if a folder cannot be made."""
+    if output.exists() or not output.absolute().parent.is_dir():
+        raise UserError(f"{output}: a new folder in an existing folder is needed")
 
 
 def unwrapped(model: Any) -> Any:
     """The transformers model inside DDP and torch.compile. UserError: it has adapters."""
-    while inner := getattr(model, "_orig_mod", None) or _of_ddp(model):
+    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), torch.nn.Module):
         model = inner
     if hasattr(model, "merge_and_unload"):
         raise UserError("the model has adapters: save model.merge_and_unload()")
     return model
-
-
-def _of_ddp(model: Any) -> Any:
-    inner = getattr(model, "module", None)
-    return inner if isinstance(inner, torch.nn.Module) else None
 
 
 def _set(layers: list[list[WatchedActivation]], thresholds: Sequence[float]) -> None:
@@ -131,37 +129,39 @@ def _batch(given: Batch | str, tokenizer: Any) -> Batch:
     return torch.tensor([ids])
 
 
-def _code(model: Any, layers: list[list[WatchedActivation]]) -> str:
-    """The modeling file: this package's, with a class derived from the model's class in transformers."""
-    names = [each for each in type(model).__mro__ if each.__module__.startswith("transformers.models.")]
-    if not names:
-        name = printable(type(model).__name__)
-        raise UserError(f"{name} is not a class of transformers: only models of transformers can be saved")
+def _class_of(model: Any) -> str:
+    """The name of the model's class in transformers."""
+    for each in type(model).__mro__:
+        if each.__module__.startswith("transformers.models."):
+            return each.__name__
+    name = printable(type(model).__name__)
+    raise UserError(f"{name} is not a class of transformers: only models of transformers can be saved")
+
+
+def _code(base: str) -> str:
+    """The modeling file: this package's, with a class derived from a class in transformers."""
     source = resources.files("hotcold.training").joinpath(f"{_CODE}.py").read_text(encoding="utf-8")
-    base = names[0].__name__
     source = source.replace("import torch\n", f"import torch\nfrom transformers import {base}\n", 1)
     return f"{source}\n\nclass {_CLASS}(SparseCausalLM, {base}):\n    pass\n"
 
 
-def _state(model: Any, inner: Any, dtype: Any) -> dict[str, Any]:
-    """The complete weights, gathered from all processes if they are sharded."""
-    if any(hasattr(each, "device_mesh") for each in inner.parameters()):
-        library = state_dict_functions()
-        options = library.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = library.get_model_state_dict(inner, options=options)
-    else:
-        state = inner.state_dict()
-    if dtype is None:
-        return dict(state)
-    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
-
-
-def _first_process() -> bool:
-    return not several_processes() or torch.distributed.get_rank() == 0
+def _state(model: Any, dtype: Any) -> dict[str, Any]:
+    """The complete weights; weights that are sharded are gathered in the first process."""
+    state = {}
+    for key, value in model.state_dict().items():
+        if hasattr(value, "full_tensor"):
+            value = value.full_tensor().cpu()
+        if not process_rank():
+            state[key] = value.to(dtype) if dtype and value.is_floating_point() else value
+    return state
 
 
 def _config(
-    model: Any, layers: list[list[WatchedActivation]], original: str | os.PathLike[str] | None
+    model: Any,
+    base: str,
+    layers: list[list[WatchedActivation]],
+    original: str | os.PathLike[str] | None,
+    state: Mapping[str, Any],
 ) -> dict[str, Any]:
     """``config.json`` with the new activation. transformers computes a ReLU without a threshold without
     further code."""
@@ -172,14 +172,16 @@ def _config(
         config.pop(key, None)
     kind, key = layers[0][0].kind, activation_key(model.config)
     thresholds = [layer[0].threshold for layer in layers]
-    base = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers.models."))
-    config |= {"architectures": [base.__name__], key: kind}
+    config |= {"architectures": [base], key: kind}
     if any(thresholds):
         equal = len(set(thresholds)) == 1
         config["hidden_act_param"] = thresholds[0] if equal else thresholds
         config[key] = {"relu": "fatrelu", "drelu": "drelu"}[kind]
     if config[key] != "relu":
         config["auto_map"] = {"AutoModelForCausalLM": f"{_CODE}.{_CLASS}"}
+    if dtypes := {str(each.dtype).removeprefix("torch.") for each in state.values()}:
+        name = "torch_dtype" if "torch_dtype" in config else "dtype"
+        config[name] = dtypes.pop() if len(dtypes) == 1 else "float32"
     return config
 
 
@@ -187,7 +189,6 @@ def _write(
     output: Path,
     model: Any,
     state: dict[str, Any],
-    config: dict[str, Any],
     tokenizer: Any,
     original: str | os.PathLike[str] | None,
     texts: Mapping[str, str],
@@ -205,10 +206,6 @@ def _write(
                 for file in Path(original).glob(pattern):
                     if file.is_file():
                         shutil.copyfile(file, partial / file.name)
-        if dtypes := {str(each.dtype).removeprefix("torch.") for each in state.values()}:
-            name = "torch_dtype" if "torch_dtype" in config else "dtype"
-            config[name] = dtypes.pop() if len(dtypes) == 1 else "float32"
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
         for file in partial.iterdir():

@@ -42,7 +42,7 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         if not weight >= 0:
             raise UserError(f"weight {weight:g}: a number of at least 0 is needed")
         self.weight, self.stages = weight, [(float(end), float(share)) for end, share in stages]
-        self._units: list[float] = []
+        self._units: list[float] = []  #: of the penalty, which fills the list in the first batch
         self._penalty: SparsityPenalty | None = None
         self._hook: Any = None
 
@@ -52,13 +52,13 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
 
     def state(self) -> dict[str, Any]:
         """The state that the Trainer saves with a checkpoint."""
-        units = self._penalty.units if self._penalty else self._units
-        return {"args": {"weight": self.weight, "stages": self.stages}, "attributes": {"_units": units}}
+        arguments = {"weight": self.weight, "stages": self.stages}
+        return {"args": arguments, "attributes": {"_units": self._units}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._penalty = SparsityPenalty(model, 0.0)
-        self._penalty.units = list(self._units or _saved_units(state))
-        if state.global_step and not self._penalty.units:
+        self._units = self._penalty.units = self._units or _saved_units(state)
+        if state.global_step and not self._units:
             fix = "start again, or continue a checkpoint that was saved with SparsitySchedule"
             raise UserError(f"the checkpoint of step {state.global_step} has no units of the penalty: {fix}")
         self._accumulated = args.gradient_accumulation_steps
@@ -73,9 +73,6 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
             figures = {"sparsity_penalty": float(self._last), "zeros": self._penalty.mean_zeros}
             logs |= figures
             state.log_history[-1] |= figures  # the Trainer has copied the logs by now
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._units = self._penalty.units if self._penalty else self._units
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._hook is not None:

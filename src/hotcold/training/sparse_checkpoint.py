@@ -9,11 +9,9 @@ from hotcold.convert.finding import activation, find_layout
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
 from hotcold.tokenizer.tokenizer import Tokenizer
-from hotcold.training.libraries import torch, transformers
-from hotcold.training.modeling_hotcold import put_in_named
-from hotcold.values import printable, shown
-
-_ACTIVATION_KEYS = ("hidden_act", "hidden_activation")  #: config.json's key, by family
+from hotcold.training.libraries import library_errors, torch, transformers
+from hotcold.training.modeling_hotcold import ACTIVATION_KEYS, NAMES, put_in_named
+from hotcold.values import shown
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,9 @@ def open_original(folder: Path, wanted: str = "drelu") -> Original:
     if "text_config" in config:
         problem = f"{folder}: model_type {kind} has other parts next to its text model"
         raise UserError(f"{problem}: save the text model as a checkpoint of its own")
-    key = next((key for key in _ACTIVATION_KEYS if key in config), "")
+    key = next((key for key in ACTIVATION_KEYS if key in config), "")
     if not key:
-        raise UserError(f"{checkpoint.config.path} names no activation: add {' or '.join(_ACTIVATION_KEYS)}")
+        raise UserError(f"{checkpoint.config.path} names no activation: add {' or '.join(ACTIVATION_KEYS)}")
     if wanted not in layout.activations:
         problem = f"{folder}: {key} is that of states, too, so {wanted} would change both"
         raise UserError(f"{problem}: `activation=drelu` changes only the FFN")
@@ -68,24 +66,16 @@ def load_model(original: Original, device: Any, dtype: Any = torch.float32) -> A
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     stated = original.config[original.key]
-    try:
+    with library_errors(f"{original.folder}: transformers cannot load it"):
         config = library.AutoConfig.from_pretrained(original.folder, local_files_only=True)
-        if stated in ("fatrelu", "drelu"):  # transformers has neither
+        if stated in NAMES:
             setattr(config, original.key, "relu")
         model, loading = library.AutoModelForCausalLM.from_pretrained(
-            original.folder,
-            config=config,
-            dtype=dtype,
-            local_files_only=True,
-            output_loading_info=True,
+            original.folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except Exception as error:  # transformers raises errors of many kinds for an unusual config.json
-        said = printable(" ".join(str(error).split())[:200])
-        raise UserError(f"{original.folder}: transformers cannot load it: {said}") from None
     if missing := sorted({*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])}):
         raise UserError(f"{original.folder} has no tensor {shown(missing[0])} of the right shape")
-    if stated in ("fatrelu", "drelu"):
-        put_in_named(model, stated, original.config.get("hidden_act_param"))
+    put_in_named(model, stated, original.config.get("hidden_act_param"))
     return model.to(device)
 
 

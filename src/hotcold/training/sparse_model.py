@@ -1,8 +1,9 @@
 """Makes transformers models sparse in place, and measures and penalises their activations."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from hotcold.errors import UserError
@@ -12,8 +13,10 @@ from hotcold.training.modeling_hotcold import (
     SparseActivation,
     activation_name,
     ffns,
+    first_projection,
     put_in,
 )
+from hotcold.training.processes import process_count, sum_of_processes
 from hotcold.values import printable
 
 #: ReLU of the gate, or of gate and up (dReLU, arXiv 2406.05955).
@@ -71,11 +74,11 @@ def make_sparse(model: Any, activation: Kind = "drelu") -> Any:
     modules = list(ffns(model))
     _check_layers(model, {layer for _, _, layer in modules})
     for module, form, layer in modules:
+        name = f"the FFN {printable(type(module).__name__)} of layer {layer}"
         if form == "plain" and activation == "drelu":
-            name = printable(type(module).__name__)
-            raise UserError(f"the FFN {name} of layer {layer} has no gate: use activation='relu'")
+            raise UserError(f"{name} has no gate: use activation='relu'")
         if not _computes(module, form):
-            raise _unknown(module, layer)
+            raise UserError(f"{name} is of an unknown form: it computes more than {_FORMS}")
     put_in(model, lambda layer: WatchedActivation(activation, layer))
     setattr(model.config, key, activation)
     if getattr(model.config, "hidden_act_param", None) is not None:
@@ -95,18 +98,13 @@ def activation_key(config: Any) -> str:
 def _check_layers(model: Any, layers: set[int]) -> None:
     """Raises UserError if some layers have no FFN of a known form."""
     if not layers:
-        raise UserError(f"{printable(type(model).__name__)} has no FFN of a known form: {_FORMS}")
+        raise UserError(f"{printable(type(model).__name__)} has no FFN of a known form: {_FORMS} are needed")
     numbers = range(model.config.get_text_config().num_hidden_layers)
     if others := sorted(set(numbers) - layers):
-        raise UserError(f"the FFN of layer {others[0]} is of an unknown form: {_FORMS}")
+        raise UserError(f"the FFN of layer {others[0]} is of an unknown form: {_FORMS} are needed")
 
 
-_FORMS = "gate, up and down projections are needed (separate, fused, or of experts), or fc1 and fc2"
-
-
-def _unknown(module: Any, layer: int) -> UserError:
-    name = printable(type(module).__name__)
-    return UserError(f"the FFN {name} of layer {layer} is of an unknown form: it computes more than {_FORMS}")
+_FORMS = "gate, up and down projections (separate, fused, or of experts), or fc1 and fc2"
 
 
 def _computes(module: Any, form: str) -> bool:
@@ -121,33 +119,29 @@ def _computes(module: Any, form: str) -> bool:
     activation = getattr(module, activation_name(module), None)
     if activation is None:
         return False
-    generator = torch.Generator().manual_seed(0)
-
-    def noise(*shape: int) -> Any:
-        return torch.randn(shape, generator=generator).to(weight)
-
+    experts = form == "experts"
+    width = module.gate_up_proj.shape[1] if experts else first_projection(module).in_features
+    x = torch.randn(1, 3, width, generator=torch.Generator().manual_seed(0)).to(weight)
     with torch.no_grad():
-        if form == "experts":
-            both = noise(3, module.gate_up_proj.shape[1])
-            gate, up = both.chunk(2, dim=-1)
-            computed, expected = module._apply_gate(both), activation(gate) * up
-        else:
-            first = module.gate_proj if form == "separate" else module.gate_up_proj
-            x = noise(1, 3, first.in_features)
-            if form == "separate":
-                gate, up = first(x), module.up_proj(x)
-            else:
-                gate, up = first(x).chunk(2, dim=-1)
-            computed, expected = module(x), module.down_proj(activation(gate) * up)
+        both = x if experts else first_projection(module)(x)
+        gate, up = (both, module.up_proj(x)) if form == "separate" else both.chunk(2, dim=-1)
+        product = activation(gate) * up
+        computed, expected = (
+            (module._apply_gate(both), product) if experts else (module(x), module.down_proj(product))
+        )
     return bool((computed - expected).abs().max() <= _CLOSE * expected.abs().max())
+
+
+def activations_of(model: Any) -> list[WatchedActivation]:
+    """The activations of a model; none if it is not sparse."""
+    return [module for module in model.modules() if isinstance(module, WatchedActivation)]
 
 
 def sparse_layers(model: Any) -> list[list[WatchedActivation]]:
     """The activations of a model by layer, also inside wrappers such as DDP. UserError: it has none."""
     layers: dict[int, list[WatchedActivation]] = {}
-    for module in model.modules():
-        if isinstance(module, WatchedActivation):
-            layers.setdefault(module.layer, []).append(module)
+    for each in activations_of(model):
+        layers.setdefault(each.layer, []).append(each)
     if not layers:
         raise UserError(f"{printable(type(model).__name__)} is not sparse: call make_sparse(model) first")
     return [layers[number] for number in sorted(layers)]
@@ -182,7 +176,8 @@ class SparsityPenalty:
                 each.begin()
         magnitudes = torch.stack([each.to(means[0].device) for each in means])
         if not self.units:
-            self.units = mean_of_processes(magnitudes.detach()).clamp_min(1e-12).tolist()
+            means = sum_of_processes(magnitudes.detach().clone()) / process_count()
+            self.units.extend(means.clamp_min(1e-12).tolist())
         return self.weight * (magnitudes / magnitudes.new_tensor(self.units)).mean()
 
     @property
@@ -195,23 +190,6 @@ class SparsityPenalty:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.units = list(state["units"])
-
-
-def several_processes() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
-
-
-def sum_of_processes(values: Any) -> Any:
-    """The sum of a tensor over all processes of a distributed run; the tensor itself in one process."""
-    if several_processes():
-        torch.distributed.all_reduce(values)
-    return values
-
-
-def mean_of_processes(values: Any) -> Any:
-    if several_processes():
-        return sum_of_processes(values) / torch.distributed.get_world_size()
-    return values
 
 
 @dataclass(frozen=True)
@@ -227,9 +205,6 @@ class Measured:
     def mean_zeros(self) -> float:
         return sum(self.zeros) / len(self.zeros) if self.zeros else math.nan
 
-    def report(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 Batch = Any  #: ids ``[B, T]``, or a dictionary of a model's inputs
 
@@ -240,7 +215,7 @@ def measure_sparsity(model: Any, batches: Iterable[Batch], reference: Any = None
     ``batches`` hold token ids, or inputs of the model's forward (``input_ids``, ``attention_mask``,
     ``labels``). In a distributed run each process passes its own batches, and all get the sum. A model with
     its original activation has no zeros. UserError: there is no batch."""
-    activations = [module for module in model.modules() if isinstance(module, WatchedActivation)]
+    activations = activations_of(model)
     device = next(model.parameters()).device
     layers = sorted({each.layer for each in activations})
     zeros, values = torch.zeros(2, len(layers), dtype=torch.float64, device=device)
@@ -250,7 +225,7 @@ def measure_sparsity(model: Any, batches: Iterable[Batch], reference: Any = None
             inputs, labels = inputs_of(batch, device)
             logits = model(**inputs, use_cache=False).logits
             others = reference(**inputs, use_cache=False).logits if reference is not None else None
-            sums += _losses(logits, others, labels)
+            sums += losses(logits, others, labels)
             for each in activations:
                 zeros[layers.index(each.layer)] += each.zeros
                 values[layers.index(each.layer)] += each.values
@@ -265,8 +240,9 @@ def measure_sparsity(model: Any, batches: Iterable[Batch], reference: Any = None
     return Measured(int(tokens), perplexity, (zeros / values.clamp_min(1)).tolist(), kl)
 
 
-def _losses(logits: Any, others: Any, labels: Any) -> Any:
-    """Sums over a batch: loss, divergence, and tokens; a few rows at a time."""
+def losses(logits: Any, others: Any, labels: Any) -> Any:
+    """Sums over the predicted tokens of a batch: loss, divergence from other logits if there are some, and
+    the number of tokens. Logits in float32 are large, so it takes a window at a time."""
     sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
     for number, row in enumerate(labels):
         used = row[1:] != IGNORED
@@ -292,26 +268,19 @@ def inputs_of(batch: Batch, device: Any) -> tuple[dict[str, Any], Any]:
     return inputs, labels
 
 
-class evaluating:
-    """Sets a model to evaluation and its activations to counting inside a ``with`` block."""
-
-    def __init__(self, model: Any, *, counting: bool = False) -> None:
-        self._model, self._counting = model, counting
-
-    def __enter__(self) -> None:
-        if self._model is not None:
-            self._training = self._model.training
-            self._model.eval()
-            if self._counting:
-                self._count(True)
-
-    def __exit__(self, *error: object) -> None:
-        if self._model is not None:
-            self._model.train(self._training)
-            if self._counting:
-                self._count(False)
-
-    def _count(self, counting: bool) -> None:
-        for module in self._model.modules():
-            if isinstance(module, WatchedActivation):
-                module.counting = counting
+@contextmanager
+def evaluating(model: Any, *, counting: bool = False) -> Iterator[None]:
+    """Sets a model, if there is one, to evaluation and its activations to counting inside the block."""
+    if model is None:
+        yield
+        return
+    training, counters = model.training, activations_of(model) if counting else []
+    model.eval()
+    for each in counters:
+        each.counting = True
+    try:
+        yield
+    finally:
+        model.train(training)
+        for each in counters:
+            each.counting = False

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from hotcold.errors import UserError
-from hotcold.training.libraries import torch, transformers
+from hotcold.training.libraries import summary_writer, torch, transformers
+from hotcold.training.processes import in_first_process, process_count, process_rank, sum_of_processes
 from hotcold.training.run_state import RunState
 from hotcold.training.schedule import penalty_share
 from hotcold.training.sparse_checkpoint import Original, load_model, stored_type
@@ -26,8 +27,6 @@ from hotcold.training.sparse_model import (
     SparsityPenalty,
     make_sparse,
     measure_sparsity,
-    several_processes,
-    sum_of_processes,
 )
 from hotcold.training.thresholds import Mode
 from hotcold.training.token_data import Mixture, inputs_and_labels
@@ -81,28 +80,39 @@ def rate_share(progress: float) -> float:
 
 
 class Log:
-    """A file of one JSON object a line. A run that continues drops the lines of steps that it repeats."""
+    """A file of one JSON object a line; with TensorBoard installed, a folder of its events, too.
+
+    A run that continues drops the lines of steps that it repeats, and TensorBoard their events."""
 
     def __init__(self, path: Path | None, step: int) -> None:
-        self._path, self._begun = path, time.monotonic()
+        self._path, self._begun, self._events = path, time.monotonic(), None
         if path is None:
             return
         try:
-            lines = (
-                path.read_text(encoding="utf-8").splitlines(keepends=True) if step and path.exists() else []
-            )
-            whole = [line for line in lines if line.endswith("\n")]
-            kept = [line for line in whole if json.loads(line)["step"] <= step]
+            lines = path.read_text(encoding="utf-8").splitlines(True) if step and path.exists() else []
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
             path.write_text("".join(kept), encoding="utf-8")
+            if writer := summary_writer():
+                self._events = writer(path.with_suffix(".tensorboard"), purge_step=step + 1)
         except (OSError, ValueError, KeyError, TypeError) as error:
             seen = getattr(error, "strerror", None) or "it has lines of another kind"
             raise UserError(f"{path} cannot be the log ({seen}): name a new file") from None
 
     def write(self, step: int, **values: Any) -> None:
-        if self._path is not None:
-            line = json.dumps({"step": step, **values, "seconds": round(time.monotonic() - self._begun, 3)})
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        if self._path is None:
+            return
+        line = json.dumps({"step": step, **values, "seconds": round(time.monotonic() - self._begun, 3)})
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        if self._events is not None:
+            layers = {f"zeros_by_layer/{n}": each for n, each in enumerate(values.pop("zeros_by_layer", ()))}
+            for name, value in (values | layers).items():
+                self._events.add_scalar(name, value, step)
+            self._events.flush()
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
 
 
 @contextmanager
@@ -140,22 +150,14 @@ def head_logits(model: Any, hidden: Any) -> Any:
 
 
 class Run:
-    """A model in training: the sparse one, or its control, which keeps the original activation."""
+    """A model in training: the sparse one, or its control, which keeps the original activation and needs no
+    reports."""
 
     def __init__(
-        self,
-        original: Original,
-        mixture: Mixture,
-        options: SparsifyOptions,
-        device: Any,
-        *,
-        sparse: bool = True,
+        self, original: Original, mixture: Mixture, options: SparsifyOptions, device: Any, *, sparse: bool
     ) -> None:
         self._mixture, self._options, self._device = mixture, options, device
-        self._rank, self._processes = 0, 1
-        if several_processes():
-            self._rank = torch.distributed.get_rank()
-            self._processes = torch.distributed.get_world_size()
+        self._rank, self._processes = process_rank(), process_count()
         self._windows = options.batch * options.accumulate * self._processes
         self.steps = max(1, options.tokens // (self._windows * options.context))
         self._half = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -186,8 +188,8 @@ class Run:
 
     def check_disk(self, state: RunState) -> None:
         """Raises UserError if the disk lacks space for the output and two states (three numbers a weight)."""
-        weights = sum(parameter.numel() for parameter in self.model.parameters())
-        needed, free = weights * 4 * 7, shutil.disk_usage(state.folder.parent).free
+        needed = 4 * 7 * sum(parameter.numel() for parameter in self.model.parameters())
+        free = shutil.disk_usage(state.folder.parent).free
         if needed > free and not state.exists():
             place = f"{free} are free in {state.folder.parent}"
             raise UserError(f"a run needs {needed} bytes in all, and {place}: give another `work`")
@@ -201,9 +203,8 @@ class Run:
         if self.steps != steps and (self.step < steps or self.steps < steps):
             per_step = self._windows * self._options.context
             got = f"{state.folder} holds a run of {steps * per_step} tokens, {self.step * per_step} done"
-            raise UserError(
-                f"{got}: finish it with these `tokens` and then give more, or give another `work`"
-            )
+            fix = "finish it with these `tokens` and then give more, or give another `work`"
+            raise UserError(f"{got}: {fix}")
         self._begun = saved["begun"] if self.steps == steps else self.step
         self.model.load_state_dict(saved["model"])
         self._optimiser.load_state_dict(saved["optimiser"])
@@ -238,15 +239,15 @@ class Run:
         """Trains to the last step. SIGTERM and SIGINT save the state, and then have their usual effect."""
         per_step, saved_at = self._windows * self._options.context, time.monotonic()
         stop = False
-        with stopping() as signals:  # from here on a signal saves the state, which the log belongs to
-            lines = Log(log if not self._rank else None, self.step)
+        # From here on a signal saves the state, which the log belongs to.
+        with stopping() as signals, closing(Log(None if self._rank else log, self.step)) as lines:
             while self.step < self.steps:
                 figures = self._train_step()
                 self.step += 1
                 tokens = self.step * per_step
                 lines.write(self.step, tokens=tokens, **figures)
                 progress(tokens, self.steps * per_step)
-                if self._reports_due(self.step) > self._reports_due(self.step - 1):
+                if self._penalty and self._reports_due(self.step) > self._reports_due(self.step - 1):
                     measured = self.measure(self.model)
                     self.reports.append(Report(tokens, self.loss, measured.perplexity, measured.zeros))
                     lines.write(self.step, perplexity=measured.perplexity, zeros_by_layer=measured.zeros)
@@ -254,7 +255,7 @@ class Run:
                 late = time.monotonic() - saved_at >= save_seconds
                 stop, save = self._agreed(bool(signals), late or self.step == self.steps)
                 if stop or save:
-                    self._save(state)
+                    in_first_process(lambda: state.save(self._saved()))
                     saved_at = time.monotonic()
                 if stop:
                     break
@@ -265,18 +266,11 @@ class Run:
     def _reports_due(self, step: int) -> int:
         return (step - self._begun) * REPORTS // (self.steps - self._begun)
 
-    def _save(self, state: RunState) -> None:
-        if not self._rank:
-            state.save(self._saved())
-        if several_processes():
-            torch.distributed.barrier()
-
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
         """True values for all processes: stop if any process must, save if the first process wants to."""
-        if not several_processes():
-            return stop, save
         flags = torch.tensor([stop, save and not self._rank], dtype=torch.int32, device=self._device)
-        return tuple(bool(flag) for flag in sum_of_processes(flags))  # type: ignore[return-value]
+        stop, save = sum_of_processes(flags).bool().tolist()
+        return stop, save
 
     def _train_step(self) -> dict[str, float]:
         options = self._options

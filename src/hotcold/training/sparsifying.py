@@ -6,26 +6,29 @@ section 3). At the end the threshold of the gate rises as far as predictions all
 weights depend only on options and files: a run that is stopped anywhere continues from its last state, and
 ends with equal weights."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotcold.errors import UserError
 from hotcold.formats.files import output_file
-from hotcold.training.libraries import torch
+from hotcold.training.libraries import library_errors, torch
+from hotcold.training.processes import process_count, process_rank
 from hotcold.training.run_state import RunState
-from hotcold.training.saving import save_sparse
+from hotcold.training.saving import check_new, save_sparse
 from hotcold.training.sparse_checkpoint import Original, load_model, open_original, stored_type
-from hotcold.training.sparse_model import KINDS, Measured, several_processes
+from hotcold.training.sparse_model import KINDS, Measured
 from hotcold.training.sparsify_run import Report as Report
 from hotcold.training.sparsify_run import Run
 from hotcold.training.sparsify_run import SparsifyOptions as SparsifyOptions
 from hotcold.training.thresholds import Thresholds, choose_thresholds
 from hotcold.training.token_data import Encoder, Mixture, Source, hash_of
+from hotcold.values import real, whole
 
 #: Options that are not part of a state's identity: they have no effect before the end of a run.
 _LATER = ("tokens", "threshold", "control")
@@ -81,34 +84,38 @@ def sparsify(
     if log is not None and not RunState(folder, {}).exists():
         output_file(log, force=force, inputs=[each.path for each in sources])
     original = open_original(checkpoint, options.activation)
-    if options.context > original.context:
-        raise UserError(f"a context of {options.context}: the model has {original.context} positions")
+    whole("`context`", options.context, 2, original.context, f"the model has {original.context} positions")
     with _processes(), _memory():
-        if several_processes() and torch.distributed.get_rank():  # only the first process reports
+        if process_rank():  # only the first process reports
             report, progress, note = lambda figures: None, lambda done, total: None, lambda text: None
         place = _device(device)
-        mixture = _mixture(original, sources, options, cache or folder / "tokens", held_out)
+        vocabulary = int(original.config["vocab_size"])
+        encoder = Encoder(original.tokenizer, original.folder, vocabulary, options.special)
+        texts = cache or folder / "tokens"
+        mixture = Mixture(sources, encoder, options.context, options.seed, texts, held_out)
         state = RunState(folder, _identity(original, mixture, options))
-        run = Run(original, mixture, options, place)
-        run.check_disk(state)
-        run.restore(state)
+
+        def trained(state: RunState, *, sparse: bool) -> Run:
+            run = Run(original, mixture, options, place, sparse=sparse)
+            run.check_disk(state)
+            run.restore(state)
+            for each in run.reports:
+                report(each)
+            run.train(state, report, progress, save_seconds, log if sparse else None, note)
+            run.round_weights()
+            return run
+
+        run = trained(state, sparse=True)
+        control = trained(state.beside("control"), sparse=False) if options.control else None
+        choice = choose_thresholds(run.model, run.batches(mixture.choosing), options.threshold)
         assert run.original is not None
-        for each in run.reports:
-            report(each)
-        run.train(state, report, progress, save_seconds, log, note)
-        run.round_weights()
-        control = _control(original, mixture, options, place, state, progress, save_seconds, note)
-        batches = run.batches(mixture.choosing)
-        chosen = choose_thresholds(run.model, batches, options.threshold)
-        measured = run.measure(run.model, load_model(original, place))
-        figures = [run.measure(control.model), run.measure(run.model, control.model)] if control else []
         done = Sparsified(
             run.original,
-            measured,
-            figures[0] if figures else None,
-            figures[1].divergence if figures else None,
+            run.measure(run.model, load_model(original, place)),
+            run.measure(control.model) if control else None,
+            run.measure(run.model, control.model).divergence if control else None,
             run.reports,
-            chosen,
+            choice,
             time.monotonic() - start,
         )
         dtype = stored_type(original)
@@ -116,68 +123,19 @@ def sparsify(
     return done
 
 
-def _control(
-    original: Original,
-    mixture: Mixture,
-    options: SparsifyOptions,
-    device: Any,
-    state: RunState,
-    progress: Callable[[int, int], None],
-    save_seconds: float,
-    note: Callable[[str], None],
-) -> Run | None:
-    """The original, trained on the same windows with its own activation, if ``options.control``."""
-    if not options.control:
-        return None
-    run = Run(original, mixture, replace(options, distil=0.0), device, sparse=False)
-    own = state.beside("control")
-    run.restore(own)
-    run.train(own, lambda report: None, progress, save_seconds, note=note)
-    run.round_weights()
-    return run
-
-
-def _mixture(
-    original: Original,
-    sources: Sequence[Source],
-    options: SparsifyOptions,
-    folder: Path,
-    held_out: Path | None,
-) -> Mixture:
-    """Texts as windows; the first process writes the token files for all processes."""
-    vocabulary = int(original.config["vocab_size"])
-    encoder = Encoder(original.tokenizer, original.folder, vocabulary, options.special)
-
-    def read() -> Mixture:
-        return Mixture(sources, encoder, options.context, options.seed, folder, held_out)
-
-    if not several_processes():
-        return read()
-    if not torch.distributed.get_rank():
-        read()
-    torch.distributed.barrier()
-    return read()
-
-
 def _check(options: SparsifyOptions, output: Path) -> None:
     if options.activation not in KINDS:
         raise UserError(f"activation {options.activation!r}: choose from {', '.join(KINDS)}")
-    if not 0 <= options.distil <= 1:
-        raise UserError(f"`distil` {options.distil:g}: a share of the loss from 0 to 1 is needed")
-    if not options.learning_rate > 0:
-        raise UserError(f"`learning_rate` {options.learning_rate:g}: a number above 0 is needed")
-    if not options.l1 >= 0:
-        raise UserError(f"l1 {options.l1:g}: a number of at least 0 is needed")
-    if options.context < 2:
-        raise UserError(f"a context of {options.context}: at least 2 tokens are needed")
-    if output.exists() or not output.parent.is_dir():
-        raise UserError(f"{output}: a new folder in an existing folder is needed")
+    real("`distil`", options.distil, 0, 1, "a share of the loss")
+    real("`learning_rate`", options.learning_rate, 1e-30, math.inf)
+    real("l1", options.l1, 0, math.inf)
+    check_new(output)
 
 
 @contextmanager
 def _processes() -> Any:
     """Joins the other processes, if torchrun started several."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or several_processes():
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or process_count() > 1:
         yield
         return
     torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -200,12 +158,9 @@ def _device(name: str | None) -> Any:
     default = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     wanted = name or default
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products are not deterministic
-    try:
+    with library_errors(f"`device` {wanted} cannot be used (cpu always works)"):
         torch.empty(1, device=wanted)
-        return torch.device(wanted)
-    except (RuntimeError, AssertionError) as error:
-        said = " ".join(str(error).split())[:120]
-        raise UserError(f"`device` {wanted}: {said}; cpu always works") from None
+    return torch.device(wanted)
 
 
 def _identity(original: Original, mixture: Mixture, options: SparsifyOptions) -> dict[str, Any]:
@@ -218,5 +173,5 @@ def _identity(original: Original, mixture: Mixture, options: SparsifyOptions) ->
         "shares": [source.share for source in mixture.sources],
         "config": original.config,
         "weights": [hash_of(file) for file in files],
-        "processes": torch.distributed.get_world_size() if several_processes() else 1,
+        "processes": process_count(),
     }

@@ -15,15 +15,13 @@ from hotcold.model.config import Config
 from hotcold.sparse.expert_fitting import Inputs
 from hotcold.sparse.fitting import Fit, FitOptions
 from hotcold.sparse.predictor import write_sidecar
-from hotcold.training.layer import Texts, train_layer
+from hotcold.training.layer import Texts, parted, train_layer
 from hotcold.training.libraries import torch
 from hotcold.training.modeling_hotcold import ffns, first_projection
 from hotcold.training.options import TrainOptions
 from hotcold.training.predictor import reproducible
 from hotcold.training.sparse_model import Batch, evaluating, inputs_of
 from hotcold.version import __version__
-
-_CHECKED = 8  # one batch in this many sets the thresholds and is not trained on
 
 
 def train_predictors(
@@ -57,9 +55,7 @@ def train_predictors(
         problem = f"{len(batches)} batches to learn and {len(held_out)} held-out ones"
         raise UserError(f"{problem}: at least 2 and 1 are needed")
     output_file(output, force=force, inputs=[gguf])
-    every = min(_CHECKED, len(batches))
-    check = batches[every - 1 :: every]
-    learned = [batch for number, batch in enumerate(batches) if number % every != every - 1]
+    check, learned = parted(batches)
     best = []
     with open_gguf(gguf) as file, tempfile.TemporaryDirectory() as folder, reproducible(None):
         config = Config.from_metadata(file.metadata, file.magic, file.tensors)
@@ -79,14 +75,12 @@ def train_predictors(
 def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inputs:
     """Inputs of a layer's FFN: ``normed``, and for experts the ``ids`` of the experts of each token."""
     kept: dict[str, list[Any]] = {"normed": [], "ids": []}
-    modules = [(module, form) for module, form, number in ffns(model) if number == layer]
-    if config.experts_of(layer):
-        modules = [(module, form) for module, form in modules if form == "experts"]
+    of_experts = config.experts_of(layer) is not None
+    modules = [each for each in ffns(model) if each[2] == layer and (each[1] == "experts" or not of_experts)]
     if len(modules) != 1:
-        raise UserError(
-            f"layer {layer} of the model has {len(modules)} FFNs: the file belongs to another model"
-        )
-    (module, form), width = modules[0], config.dim
+        problem = f"layer {layer} of the model has {len(modules)} FFNs"
+        raise UserError(f"{problem}: the file belongs to another model")
+    (module, form, _), width = modules[0], config.dim
 
     def keep(_: Any, args: tuple[Any, ...]) -> None:
         kept["normed"].append(args[0].detach().float().cpu().reshape(-1, args[0].shape[-1]).numpy())

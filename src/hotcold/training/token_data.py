@@ -16,7 +16,8 @@ from hotcold.errors import UserError
 from hotcold.formats.files import replacing
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.training.conversations import encode_conversation
-from hotcold.training.libraries import transformers
+from hotcold.training.libraries import library_errors, transformers
+from hotcold.training.processes import in_first_process
 from hotcold.training.sparse_model import IGNORED
 from hotcold.values import not_utf8, shown
 
@@ -49,11 +50,8 @@ class Encoder:
 
     @cached_property
     def _chat(self) -> Any:
-        try:
+        with library_errors(f"{self.folder}: transformers cannot load the tokenizer"):
             return transformers().AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except Exception as error:
-            said = " ".join(str(error).split())[:200]
-            raise UserError(f"{self.folder}: transformers cannot load the tokenizer: {said}") from None
 
     @cached_property
     def identity(self) -> str:
@@ -75,15 +73,11 @@ class Encoder:
             elif path.suffix == ".parquet":
                 yield from (self._row(path, *row) for row in _parquet_rows(path))
             else:
-                yield from self._text(path)
+                with path.open(encoding="utf-8-sig", newline="") as file:
+                    while piece := file.read(_PIECE):  # up to a line end, so that no word is cut
+                        yield self._encode(piece + file.readline(_PIECE))
         except UnicodeDecodeError as error:
             raise UserError(f"{path} {not_utf8(error)}") from None
-
-    def _text(self, path: Path) -> Iterator[Ids]:
-        """Cuts a text into pieces, if possible at line ends, so that memory holds few Python integers."""
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            while piece := file.read(_PIECE):
-                yield self._encode(piece + file.readline(_PIECE))
 
     def _encode(self, text: str) -> Ids:
         ids = self.tokenizer.encode(text, add_bos=False, parse_special=self.special)
@@ -121,10 +115,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise UserError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from None
-    try:
+    with library_errors(f"{path} is not a Parquet file"):
         file = parquet.ParquetFile(path)
-    except Exception as error:  # pyarrow raises its own errors
-        raise UserError(f"{path} is not a Parquet file: {' '.join(str(error).split())[:200]}") from None
     names = [name for name in ("text", "messages") if name in file.schema_arrow.names]
     number = 0
     for batch in file.iter_batches(1024, columns=names or None):
@@ -146,11 +138,15 @@ def token_file(path: Path, encoder: Encoder, folder: Path) -> tuple[Ids, str]:
     """The tokens of a text file, mapped from a file in ``folder``, and its name; encodes new texts."""
     name = hashlib.sha256((hash_of(path) + encoder.identity).encode()).hexdigest()[:16]
     target = folder / f"{name}.tokens"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as file:
-            for ids in encoder.documents(path):
-                file.write(np.ascontiguousarray(ids, encoder.dtype).data)
+
+    def encode() -> None:
+        if not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as file:
+                for ids in encoder.documents(path):
+                    file.write(np.ascontiguousarray(ids, encoder.dtype).data)
+
+    in_first_process(encode)
     if not target.stat().st_size:
         return np.empty(0, encoder.dtype), name
     return np.memmap(target, encoder.dtype, mode="r"), name
