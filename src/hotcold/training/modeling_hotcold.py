@@ -2,7 +2,7 @@
 
 Sparse checkpoints hold a copy of this file, so it imports only torch and transformers. The last class of the
 copy computes the activation in `config.json`: `AutoModelForCausalLM.from_pretrained(FOLDER,
-trust_remote_code=True)` loads it."""
+trust_remote_code=True)` loads it. Its weights have the names of the class in transformers."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,11 +15,14 @@ import torch
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation")
 #: Activations of `config.json` that transformers does not have.
 NAMES = ("fatrelu", "drelu")
+#: Key of the activation of modules that are no FFNs, if they read it from the same key as FFNs.
+DENSE_KEY = "dense_hidden_act"
 #: Attributes of FFNs that hold the activation.
 _ACTIVATIONS = ("act_fn", "activation_fn", "act", "gelu_impl")
 #: Projections of FFNs without a gate.
 _PLAIN = (
-    ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h"),
+    ("up_proj", "down_proj"), ("fc1", "fc2"), ("fc_in", "fc_out"), ("c_fc", "c_proj"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
 )  # fmt: skip
 
 
@@ -149,8 +152,13 @@ class SparseCausalLM:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         key = next(key for key in ACTIVATION_KEYS if hasattr(config, key))
         name = getattr(config, key)
-        if name in NAMES:
-            setattr(config, key, "relu")
+        if name in NAMES:  # other modules may have an activation of the same key
+            setattr(config, key, getattr(config, DENSE_KEY, "relu"))
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         setattr(config, key, name)
         put_in_named(self, name, getattr(config, "hidden_act_param", None))
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Makes transformers convert the names of weights in files as it does for its own class."""
+        return False

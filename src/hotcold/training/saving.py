@@ -12,6 +12,7 @@ from typing import Any
 from hotcold.errors import UserError
 from hotcold.extras import importing
 from hotcold.training.libraries import torch
+from hotcold.training.modeling_hotcold import DENSE_KEY
 from hotcold.training.processes import in_first_process, process_rank
 from hotcold.training.sparse_model import (
     Batch,
@@ -27,7 +28,6 @@ with importing("train", "training"):
     from safetensors import SafetensorError
 
 _CODE = "modeling_hotcold"
-_CLASS = "HotcoldForCausalLM"
 _REPORT = "sparsity.json"
 _HELD_OUT_CONTEXT = 512  # most tokens of a held-out text in one window
 #: Files that a model keeps when its weights change.
@@ -142,7 +142,7 @@ def _code(base: str) -> str:
     """The modeling file: this package's, with a class derived from a class in transformers."""
     source = resources.files("hotcold.training").joinpath(f"{_CODE}.py").read_text(encoding="utf-8")
     source = source.replace("import torch\n", f"import torch\nfrom transformers import {base}\n", 1)
-    return f"{source}\n\nclass {_CLASS}(SparseCausalLM, {base}):\n    pass\n"
+    return f"{source}\n\nclass {base}(SparseCausalLM, {base}):  # type: ignore[no-redef]\n    pass\n"
 
 
 def _state(model: Any, dtype: Any) -> dict[str, Any]:
@@ -173,12 +173,14 @@ def _config(
     kind, key = layers[0][0].kind, activation_key(model.config)
     thresholds = [layer[0].threshold for layer in layers]
     config |= {"architectures": [base], key: kind}
+    if dense := getattr(model.config, DENSE_KEY, None):
+        config[DENSE_KEY] = dense
     if any(thresholds):
         equal = len(set(thresholds)) == 1
         config["hidden_act_param"] = thresholds[0] if equal else thresholds
         config[key] = {"relu": "fatrelu", "drelu": "drelu"}[kind]
     if config[key] != "relu":
-        config["auto_map"] = {"AutoModelForCausalLM": f"{_CODE}.{_CLASS}"}
+        config["auto_map"] = {"AutoModelForCausalLM": f"{_CODE}.{base}"}
     if dtypes := {str(each.dtype).removeprefix("torch.") for each in state.values()}:
         name = "torch_dtype" if "torch_dtype" in config else "dtype"
         config[name] = dtypes.pop() if len(dtypes) == 1 else "float32"

@@ -10,7 +10,7 @@ from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
 from hotcold.tokenizer.tokenizer import Tokenizer
 from hotcold.training.libraries import library_errors, torch, transformers
-from hotcold.training.modeling_hotcold import ACTIVATION_KEYS, NAMES, put_in_named
+from hotcold.training.modeling_hotcold import ACTIVATION_KEYS, DENSE_KEY, NAMES, put_in_named
 from hotcold.values import shown
 
 
@@ -69,7 +69,7 @@ def load_model(original: Original, device: Any, dtype: Any = torch.float32) -> A
     with library_errors(f"{original.folder}: transformers cannot load it"):
         config = library.AutoConfig.from_pretrained(original.folder, local_files_only=True)
         if stated in NAMES:
-            setattr(config, original.key, "relu")
+            setattr(config, original.key, original.config.get(DENSE_KEY, "relu"))
         model, loading = library.AutoModelForCausalLM.from_pretrained(
             original.folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
         )

@@ -1,6 +1,7 @@
 """Makes transformers models sparse in place, and measures and penalises their activations."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from hotcold.errors import UserError
 from hotcold.training.libraries import torch
 from hotcold.training.modeling_hotcold import (
     ACTIVATION_KEYS,
+    DENSE_KEY,
+    NAMES,
     SparseActivation,
     activation_name,
     ffns,
@@ -79,6 +82,12 @@ def make_sparse(model: Any, activation: Kind = "drelu") -> Any:
             raise UserError(f"{name} has no gate: use activation='relu'")
         if not _computes(module, form):
             raise UserError(f"{name} is of an unknown form: it computes more than {_FORMS}")
+    if others := _other_activations(model, modules):
+        if activation == "relu":
+            fix = "activation='drelu' changes only FFNs"
+            raise UserError(f"{key} is the activation of {others[0]}, too: {fix}")
+        if (dense := getattr(model.config, key)) not in NAMES:
+            setattr(model.config, DENSE_KEY, dense)
     put_in(model, lambda layer: WatchedActivation(activation, layer))
     setattr(model.config, key, activation)
     if getattr(model.config, "hidden_act_param", None) is not None:
@@ -102,6 +111,18 @@ def _check_layers(model: Any, layers: set[int]) -> None:
     numbers = range(model.config.get_text_config().num_hidden_layers)
     if others := sorted(set(numbers) - layers):
         raise UserError(f"the FFN of layer {others[0]} is of an unknown form: {_FORMS} are needed")
+
+
+def _other_activations(model: Any, known: list[tuple[Any, str, int]]) -> list[str]:
+    """Names of the classes outside FFNs with an activation. UserError: one of them is an unknown FFN."""
+    inside = {id(part) for module, _, _ in known for part in [module, *module.children()]}
+    names = []
+    for each in model.modules():
+        if id(each) not in inside and (activation_name(each) or hasattr(each, "activation")):
+            names.append(printable(type(each).__name__))
+            if re.search("mlp|expert|ffn|feedforward", names[-1].lower()):
+                raise UserError(f"the FFN {names[-1]} is of an unknown form: {_FORMS} are needed")
+    return names
 
 
 _FORMS = "gate, up and down projections (separate, fused, or of experts), or fc1 and fc2"
