@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -47,6 +47,15 @@ def trainer(model: Any, folder: Path, **changes: Any) -> Any:
     return transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback])
 
 
+class Reporter(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """A callback after the schedule, as reporters are that show its figures."""
+
+    zeros: ClassVar[list[float]]
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.zeros.extend([logs["zeros"]] if "loss" in logs else [])
+
+
 def weights(model: Any) -> Any:
     return torch.cat([each.detach().flatten() for each in model.parameters()])
 
@@ -55,6 +64,8 @@ def test_the_trainer_adds_the_penalty(tmp_path: Path) -> None:
     """Accumulated batches count by their tokens, as their losses do."""
     model, loop = sparse_model(), sparse_model().train()
     run = trainer(model, tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    run.add_callback(Reporter)
+    Reporter.zeros = []
     run.train()
     penalty, schedule = SparsityPenalty(loop), SparsitySchedule(3.0, STAGES)
     optimiser = torch.optim.SGD(loop.parameters(), lr=1e-2)
@@ -72,6 +83,7 @@ def test_the_trainer_adds_the_penalty(tmp_path: Path) -> None:
     assert not torch.allclose(weights(model), weights(sparse_model()), atol=1e-3)
     logs = [each for each in run.state.log_history if "sparsity_penalty" in each]
     assert len(logs) == 8 and 0.7 < logs[0]["zeros"] < 0.8
+    assert Reporter.zeros == [each["zeros"] for each in logs]
     assert logs[0]["sparsity_penalty"] == 0 and logs[-1]["sparsity_penalty"] > 1
     assert not model._forward_hooks
 

@@ -82,7 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--work", type=path, metavar="FOLDER", help="folder for the state of the run (default: OUT.work)")
     add("--cache", type=path, metavar="FOLDER", help="folder for token files (default: tokens in --work)")
     add("--save-every", type=number, default=300, metavar="S", help="seconds between saves (default: 300)")
-    add("--log", type=path, metavar="FILE.jsonl", help="log file with a JSON object for each step")
+    add(
+        "--log",
+        type=path,
+        metavar="FILE.jsonl",
+        help="log file with a JSON object for each step; with TensorBoard installed, also its events",
+    )
     options.add_force(parser)
     add(
         "--seed",
