@@ -7,9 +7,9 @@ gate's standard deviation. Under dReLU a neuron needs both gate and up, so the S
 Everything is computed as in the reference backend, with the factors in their block type, and measured on text
 that was not used for fitting. Shapes use T tokens, D model width, N neurons, R rank."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from hotcold.kernels.numpy_ffn import Bools, ReferenceFFN, ReferencePredictor
 from hotcold.model.config import Config
 from hotcold.model.weights import ffn_tensors
 from hotcold.sparse.predictor import PredictorError, read_predictor
+from hotcold.version import __version__
 
 #: method -> the input of predictors
 INPUTS = {"svd": "normed", "train": "normed", "trained": "residual"}
@@ -68,6 +69,16 @@ class FitOptions:
         held-out text; among these, the predictor that reads least."""
         missed = 1 - (fit.weighted_recall if self.weighted else fit.recall)
         return self.target is not None and missed > _SLACK * (1 - self.target), fit.read_ratio
+
+    def facts(self, fits: Sequence["Fit"]) -> dict[str, Any]:
+        """The facts that a file keeps about its predictors."""
+        facts: dict[str, Any] = {"version": __version__, "method": self.method, "weighted": self.weighted}
+        facts["input"] = INPUTS[self.method]
+        if self.target is not None:
+            facts["target"] = self.target
+        for name in ("candidates", "recall", "weighted_recall", "read_ratio"):
+            facts[name] = [getattr(fit, name) for fit in fits]
+        return facts
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from hotcold.tasks.texts import text_of
 from hotcold.tasks.windows import evenly, text_windows
 from hotcold.training.options import TrainOptions
 from hotcold.values import printable, whole
-from hotcold.version import __version__
 
 _ROUNDS = 6  # rounds of timing; the median is between the slowest and the fastest in 97 of 100 cases
 _FIRST_LOOK = 2048  # tokens after which the cost may be decided; checked again whenever they have doubled
@@ -129,12 +128,12 @@ class FittedPredictor(Comparison):
     @property
     def metadata(self) -> dict[str, Any]:
         """The keys ``hotcold.predictor.*`` of the file (docs/formats.md)."""
-        return _metadata(self.options, self.layers) | self.measured.metadata()
+        return self.options.facts(self.layers) | self.measured.metadata()
 
     def report(self) -> dict[str, Any]:
         """Returns the report for ``--json``."""
         return {
-            **_metadata(self.options, self.layers),
+            **self.options.facts(self.layers),
             **super().report(),
             "frontier": [[asdict(fit) for fit in ladder] for ladder in self.frontier],
             **({} if self.svd is None else {"svd": self.svd.report()}),
@@ -409,7 +408,7 @@ def _compared(
     tensors = [each and each.tensors for each in fitted]
     with tempfile.TemporaryDirectory(prefix="hotcold-") as folder:
         path = Path(folder, "predictor.gguf")
-        write_sidecar(path, model.fingerprint, tensors, _metadata(settings, fits))
+        write_sidecar(path, model.fingerprint, tensors, settings.facts(fits))
         cost = _cost(exact, path, judges, progress)
     return Comparison(cost.speed, cost.measured, fits, tensors)
 
@@ -450,20 +449,6 @@ def _until_decided(
             if low > MOST_RATIO or high <= MOST_RATIO:
                 break
     return join(parts)
-
-
-def _metadata(settings: FitOptions, fits: Sequence[Fit]) -> dict[str, Any]:
-    metadata: dict[str, Any] = {
-        "version": __version__,
-        "method": settings.method,
-        "weighted": settings.weighted,
-        "input": INPUTS[settings.method],
-    }
-    if settings.target is not None:
-        metadata["target"] = settings.target
-    for name in ("candidates", "recall", "weighted_recall", "read_ratio"):
-        metadata[name] = [getattr(fit, name) for fit in fits]
-    return metadata
 
 
 def _speed(exact: Session, predicted: Session) -> Speed:

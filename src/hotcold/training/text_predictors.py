@@ -21,7 +21,6 @@ from hotcold.training.modeling_hotcold import ffns, first_projection
 from hotcold.training.options import TrainOptions
 from hotcold.training.predictor import reproducible
 from hotcold.training.sparse_model import Batch, evaluating, inputs_of
-from hotcold.version import __version__
 
 
 def train_predictors(
@@ -64,11 +63,8 @@ def train_predictors(
             best.append(train_layer(file, config, layer, options, settings, texts, Path(folder)).best)
             progress(layer + 1, config.layers)
         fits = [each.fit for each in best]
-        facts: dict[str, Any] = {"version": __version__, "method": "train", "input": "normed"}
-        facts |= {"weighted": True, "target": recall}
-        for name in ("candidates", "recall", "weighted_recall", "read_ratio"):
-            facts[name] = [getattr(fit, name) for fit in fits]
-        write_sidecar(Path(output), file.fingerprint(), [each.tensors for each in best], facts)
+        tensors = [each.tensors for each in best]
+        write_sidecar(Path(output), file.fingerprint(), tensors, options.facts(fits))
     return fits
 
 
