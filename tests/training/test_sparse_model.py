@@ -198,7 +198,7 @@ def test_thresholds_stay_within_the_bound() -> None:
         )
         with torch.no_grad():
             p, q = (torch.softmax(each[:, :-1].double(), -1) for each in (before, model(IDS).logits))
-        divergence = float((p * (p / q).log()).sum(-1).mean())  # over tokens that the text goes on with
+        divergence = float((p * (p / q).log()).sum(-1).mean())  # over predicted tokens
         assert divergence == pytest.approx(found.divergence, abs=1e-6) and divergence <= bound
         zeros[mode] = measure_sparsity(model, [IDS]).mean_zeros
         assert zeros[mode] == pytest.approx(found.zeros)

@@ -16,12 +16,12 @@ DEFAULTS = Path(__file__).with_name("class_defaults.json")  #: written by tools/
 #: Keys that change no result: about files, training, generation and how a class computes. The last two lines
 #: are keys of rotations, which are read if the kind of rotation has them.
 _OTHERS = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention
-    architectures attn_implementation auto_map aux_loss_alpha bad_words_ids begin_suppress_tokens
-    cache_implementation chunk_size chunk_size_feed_forward dense_hidden_act dropout dtype embd_pdrop ep_size
-    expand experts_per_token finetuning_task id2label init_method init_std initial_context_length
-    initializer_range is_decoder is_encoder_decoder label2id layerdrop mamba_chunk_size mamba_expand
-    mamba_ssm_cache_dtype model_type mtp_layers_block_type num_logits_to_keep num_mtp_layers
+    _attn_implementation _attn_implementation_autoset _commit_hash _model_name_or_path _name_or_path
+    add_cross_attention architectures attn_implementation auto_map aux_loss_alpha bad_words_ids
+    begin_suppress_tokens cache_implementation chunk_size chunk_size_feed_forward dense_hidden_act dropout
+    dtype embd_pdrop ep_size expand experts_per_token finetuning_task id2label init_method init_std
+    initial_context_length initializer_range is_decoder is_encoder_decoder label2id layerdrop mamba_chunk_size
+    mamba_expand mamba_ssm_cache_dtype model_type mtp_layers_block_type num_logits_to_keep num_mtp_layers
     num_nextn_predict_layers output_attentions output_hidden_states output_router_logits pretraining_tp
     problem_type qk_head_dim rescale_prenorm_residual resid_pdrop residual_in_fp32 return_dict
     router_jitter_noise seq_aux task_specific_params time_step_floor time_step_max time_step_min
