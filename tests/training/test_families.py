@@ -63,6 +63,7 @@ def test_a_saved_model_computes_the_same(name: str, kind: Any, tmp_path: Path) -
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # transformers' own, of old keys
 @pytest.mark.parametrize("kind", ["relu", "drelu"])
 def test_every_family_is_refused_or_the_same(kind: Any, tmp_path: Path) -> None:
     computed = 0
