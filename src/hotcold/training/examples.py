@@ -33,16 +33,18 @@ class Examples:
         x = inputs["normed"]
         rows = rows_by_expert(inputs, len(parts))
         with path.open("wb") as file:
-            for part, own in zip(parts, rows, strict=True):
-                for at in range(0, len(own), _ROWS_TOGETHER):
-                    some = x[own[at : at + _ROWS_TOGETHER]]
-                    if not np.isfinite(some).all():
+            for part, part_rows in zip(parts, rows, strict=True):
+                for at in range(0, len(part_rows), _ROWS_TOGETHER):
+                    part_inputs = x[part_rows[at : at + _ROWS_TOGETHER]]
+                    if not np.isfinite(part_inputs).all():
                         raise UserError("an input of the FFN is not finite: the model's file is damaged")
-                    file.write(np.ascontiguousarray(Activity.from_ffn(part, some).weight, np.float32).data)
+                    file.write(
+                        np.ascontiguousarray(Activity.from_ffn(part, part_inputs).weight, np.float32).data
+                    )
         adds = np.memmap(path, np.float32, mode="r")
-        ends = np.cumsum([len(own) * part.neurons for part, own in zip(parts, rows, strict=True)])
-        each = np.split(adds, ends[:-1])
-        shaped = [values.reshape(-1, part.neurons) for values, part in zip(each, parts, strict=True)]
+        ends = np.cumsum([len(part_rows) * part.neurons for part, part_rows in zip(parts, rows, strict=True)])
+        by_part = np.split(adds, ends[:-1])
+        shaped = [values.reshape(-1, part.neurons) for values, part in zip(by_part, parts, strict=True)]
         return cls(x, rows, shaped)
 
     @property
@@ -56,8 +58,8 @@ class Examples:
 
     def mean_added(self) -> float:
         """The mean contribution of an active neuron; 1 if none is ever active."""
-        active = sum(np.count_nonzero(each) for each in self.adds)
-        return float(sum(each.sum(dtype=np.float64) for each in self.adds)) / active if active else 1.0
+        active = sum(np.count_nonzero(piece) for piece in self.adds)
+        return float(sum(piece.sum(dtype=np.float64) for piece in self.adds)) / active if active else 1.0
 
     def rates(self) -> npt.NDArray[np.float64]:
         """Each neuron's share of active tokens among the tokens of its expert, ``[E * N]``."""

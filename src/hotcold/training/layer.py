@@ -211,17 +211,17 @@ class _Judge:
         assert self.options.target is not None
         scores = self._scores(tensors, check.x, check.rows)
         pairs = [
-            ((own + bias)[adds > 0], adds[adds > 0])
-            for own, bias, adds in zip(scores, biases, check.adds, strict=True)
+            ((of_expert + bias)[adds > 0], adds[adds > 0])
+            for of_expert, bias, adds in zip(scores, biases, check.adds, strict=True)
         ]
         values, weights = (np.concatenate(each).astype(np.float64) for each in zip(*pairs, strict=True))
         least = min(float(bound_for(values, weights, self.options.target)), 1e30)
         bounds = []
-        for bias, own in zip(biases, examples.rows, strict=True):
+        for bias, of_expert in zip(biases, examples.rows, strict=True):
             bound = np.float32(least) - bias
             bound -= np.float32(1e-5) * (np.abs(bound) + 1)  # keeps the neuron at the bound
-            bounds.append(bound if len(own) else np.full(len(bias), -1e38, np.float32))
-        named = sum(int((own >= bound).sum()) for own, bound in zip(scores, bounds, strict=True))
+            bounds.append(bound if len(of_expert) else np.full(len(bias), -1e38, np.float32))
+        named = sum(int((of_expert >= bound).sum()) for of_expert, bound in zip(scores, bounds, strict=True))
         return bounds, named / max(1, check.pairs)
 
     def _scores(

@@ -190,18 +190,18 @@ class _Run:
     def _loss(self, examples: Examples, tokens: Any) -> tuple[Any, float]:
         """The mean loss of a pair, and the marked neurons' share of all active neurons' contribution."""
         softplus = torch.nn.functional.softplus
-        loss, pairs, added, found = torch.zeros(()), 0, 0.0, 0.0
+        loss, pairs, added, found_sum = torch.zeros(()), 0, 0.0, 0.0
         price = math.exp(self.price) / self.unit
         for scores, adds in self._scores(examples, tokens):
             misses = price * adds * softplus(-scores)
             loss = loss + torch.where(adds > 0, misses, softplus(scores)).sum()
             pairs += adds.numel()
             added += float(adds.sum())
-            found += float((adds * (scores.detach() >= 0)).sum())
+            found_sum += float((adds * (scores.detach() >= 0)).sum())
         loss = loss / max(1, pairs)
         if not torch.isfinite(loss):
             raise self._diverged(f"the loss is {float(loss.detach())}")
-        return loss, found / added if added else 1.0
+        return loss, found_sum / added if added else 1.0
 
     def _scores(self, examples: Examples, tokens: Any) -> Iterator[tuple[Any, Any]]:
         """By expert, scores ``[rows, N]`` of its tokens (ascending), and the neurons' contributions."""

@@ -113,11 +113,11 @@ def unwrapped(model: Any) -> Any:
 
 
 def _set(layers: list[list[WatchedActivation]], thresholds: Sequence[float]) -> None:
-    if len(thresholds) != len(layers) or not all(0 <= each < float("inf") for each in thresholds):
+    if len(thresholds) != len(layers) or not all(0 <= activation < float("inf") for activation in thresholds):
         raise UserError(f"threshold {thresholds!r}: {len(layers)} numbers of at least 0 are needed")
     for layer, threshold in zip(layers, thresholds, strict=True):
-        for each in layer:
-            each.threshold = float(threshold)
+        for activation in layer:
+            activation.threshold = float(threshold)
 
 
 def _batch(given: Batch | str, tokenizer: Any) -> Batch:

@@ -80,8 +80,8 @@ class _Search:
 
     def set(self, thresholds: Sequence[float]) -> None:
         for layer, threshold in zip(self._layers, thresholds, strict=True):
-            for each in layer:
-                each.threshold = threshold
+            for activation in layer:
+                activation.threshold = threshold
 
     def scales(self) -> list[float]:
         """By layer, the root mean square of positive gates."""
@@ -91,8 +91,8 @@ class _Search:
             for batch in self._batches:
                 self._logits(inputs_of(batch, self._device)[0])
                 for number, layer in enumerate(self._layers):
-                    for each in layer:
-                        sums[:, number] += torch.stack([value.double() for value in each.gates])
+                    for activation in layer:
+                        sums[:, number] += torch.stack([value.double() for value in activation.gates])
         squares, counts = sum_of_processes(sums)
         return [float(scale) for scale in (squares / counts.clamp_min(1)).sqrt()]
 
