@@ -167,7 +167,7 @@ def test_scratch_is_what_is_said(vulkan: VulkanBackend, window: int | None) -> N
         dispatches = [step for step in recording.steps if isinstance(step, Dispatch)]
         in_a_pass = min(rows, said // row_bytes)
         assert len(dispatches) == 2 * -(-rows // in_a_pass)
-        assert sum(step.groups[1] for step in dispatches[1::2]) == rows  # each is merged once
+        assert sum(step.groups[2] for step in dispatches[1::2]) == rows  # each is merged once
 
 
 def test_long_prompts_are_cut_into_submits(vulkan: VulkanBackend) -> None:
