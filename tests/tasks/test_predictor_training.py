@@ -88,7 +88,7 @@ def test_a_run_and_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) 
     shares = zip(judged["active_share_by_layer"], report["layers"], strict=True)
     assert all(share <= fit["candidates"] + 0.05 for share, fit in shares)
     for more, message in (
-        (["--work", "one.gguf.work", "--recall", "0.9"], "was started with recall 0.95, not 0.9"),
+        (["--work", "one.gguf.work", "--recall", "0.9"], "holds a run with recall 0.95, not 0.9"),
         (["--tokens", "64"], "the text is less than three windows"),
         (["--rate", "0"], "--rate is 0.0: a finite number above 0 is needed"),
         (["--max-marked", "-1"], "--max-marked is -1.0: a finite number above 0 is needed"),
