@@ -21,28 +21,28 @@ namespace hc {
 namespace {
 
 #if defined(__x86_64__) || defined(_M_X64)
+// Not by __builtin_cpu_supports: in builds by Zig its answer was always no.
+// The registers that the system saves. Only for processors with the instruction (OSXSAVE).
+uint64_t saved_registers() {
 #if defined(_MSC_VER)
+    return _xgetbv(0);
+#else
+    uint32_t low, high;
+    asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return uint64_t(high) << 32 | low;
+#endif
+}
 bool has_avx2() {
     const CpuId one = cpuid(1);
-    const bool os = (one.c >> 27 & 1) && (_xgetbv(0) & 6) == 6, fma = one.c >> 12 & 1, f16c = one.c >> 29 & 1;
-    return os && fma && f16c && (cpuid(7).b >> 5 & 1);
+    const uint32_t want = 1u << 12 | 1u << 27 | 1u << 29;  // FMA, OSXSAVE, F16C
+    return (one.c & want) == want && (saved_registers() & 6) == 6 && (cpuid(7).b >> 5 & 1);
 }
 bool has_avx512() {
-    if (!has_avx2() || (_xgetbv(0) & 0xe6) != 0xe6) return false;
+    if (!has_avx2() || (saved_registers() & 0xe6) != 0xe6) return false;
     const CpuId seven = cpuid(7);
     const uint32_t want = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
     return (seven.b & want) == want && (seven.c >> 11 & 1);           // VNNI
 }
-#else
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
-}
-#endif
 #if defined(__linux__)
 bool lists_amx() {
     constexpr uint32_t want = 1u << 22 | 1u << 24 | 1u << 25;  // BF16, tiles, INT8
@@ -59,7 +59,6 @@ bool lists_amx() { return false; }
 int request_tiles() { return 0; }
 #endif
 bool has_amx() { return lists_amx() && request_tiles() == 0; }
-// __builtin_cpu_supports of older compilers does not know "avxvnni".
 bool has_avxvnni() { return has_avx2() && (cpuid(7, 1).a >> 4 & 1); }
 
 #elif defined(__aarch64__) || defined(_M_ARM64)
