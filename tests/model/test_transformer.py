@@ -111,7 +111,7 @@ def test_every_block_type_is_its_dequantised_twin(
         return
     plain = ReferenceMatrix.dot
 
-    def rounded(matrix: ReferenceMatrix, x: np.ndarray) -> np.ndarray:
+    def rounded(matrix: ReferenceMatrix, x: np.ndarray, *_: Any) -> np.ndarray:
         codes, scales = quantise_input(x)
         return plain(matrix, (codes * scales).reshape(x.shape))
 

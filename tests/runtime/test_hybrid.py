@@ -139,8 +139,8 @@ def test_a_hot_side_whose_buffers_nobody_can_see(
     path, model = write(tmp_path / "x.gpuidx", sizes, 0.5, range(1, 5)), with_sidecar(tmp_path)
     opened: list[OpaqueBackend] = []
 
-    def open_opaque(name: str, threads: int | None) -> Any:
-        inner = open_backend(name, threads)
+    def open_opaque(name: str, *options: Any) -> Any:
+        inner = open_backend(name, *options)
         if name == "cpu":
             return inner
         opened.append(OpaqueBackend(inner))
@@ -326,7 +326,7 @@ def test_a_budget_is_kept(tmp_path: Path, sparsity: str, chunk: int, monkeypatch
     (tmp_path / "model.predictor.gguf").rename(named)
     opened: list[Any] = []
 
-    def open_backend(name: str, threads: int | None) -> Any:
+    def open_backend(*_: Any) -> Any:
         opened.append(Counting(CPUBackend(1)))
         return opened[-1]
 

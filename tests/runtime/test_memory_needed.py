@@ -53,9 +53,9 @@ def allocated(monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """In buffers: KV cache, activations, logits."""
     total, zeros = 0, CPUBackend.zeros
 
-    def counted(self: CPUBackend, *arguments: Any) -> np.ndarray:
+    def counted(self: CPUBackend, *arguments: Any, **options: Any) -> np.ndarray:
         nonlocal total
-        buffer: np.ndarray = zeros(self, *arguments)
+        buffer: np.ndarray = zeros(self, *arguments, **options)
         total += buffer.nbytes
         return buffer
 
