@@ -101,12 +101,13 @@ NB_MODULE(_native, m) {
     m.def("tile_fault", &tile_fault);
     m.def("has_tiles", [](const std::string& isa) { return kernels_of(isa).tile_input != nullptr; }, "isa"_a);
     m.def("fetching", [] { return std::pair{fetching.ahead, fetching.into_l2 ? 2 : 1}; });
+    m.def("fetching_is_measured", [] { return fetching.measured; });
     m.def(
         "set_fetching",
         [](int64_t ahead, int level) {
             if (ahead < 0 || ahead > 1 << 20 || level < 1 || level > 2)
                 refuse("fetching: 0 to 1048576 bytes ahead, into level 1 or 2");
-            fetching = {ahead, level == 2};
+            fetching = {ahead, level == 2, fetching.measured};
         },
         "ahead"_a, "level"_a);
     m.def("read_bandwidth", &read_bandwidth, "isa"_a, "pool"_a, "memory"_a, "seconds"_a, "streams"_a = 1);

@@ -14,18 +14,23 @@ struct Processors {
     uint32_t family, first_model, last_model;
     Fetching best;
 };
-constexpr Fetching kNear{3 << 10, false}, kFar{8 << 10, true}, kFarIntoL1{8 << 10, false};
-// Measured with all threads on servers of Zen 3, Zen 4 and Zen 5, and on a Xeon with 2 MiB of L2 a core
-// (docs/results.md, docs/log.md). The other models of a row were not measured.
+constexpr Fetching kNear{3 << 10, false, true}, kFar{8 << 10, true, true}, kFarIntoL1{8 << 10, false, true};
+// For processors like a measured one, for example the desktop's of a server's core.
+constexpr Fetching like(Fetching measured) { return {measured.ahead, measured.into_l2, false}; }
+// Measured with all threads on a server of each kind (docs/results.md, docs/log.md). The first row that fits
+// counts.
 [[maybe_unused]] constexpr Processors kProcessors[] = {
-    {"AuthenticAMD", 0x19, 0x00, 0x0f, kNear},       // Zen 3, servers
-    {"AuthenticAMD", 0x19, 0x20, 0x5f, kNear},       // Zen 3, desktops: the same core
-    {"AuthenticAMD", 0x19, 0x10, 0xaf, kFar},        // Zen 4
-    {"AuthenticAMD", 0x1a, 0x00, 0x7f, kFarIntoL1},  // Zen 5, whose L1 has 48 KiB
-    {"GenuineIntel", 6, 0x00, 0xff, kFar},           // all of Intel's, with smaller L2 caches too
+    {"AuthenticAMD", 0x19, 0x00, 0x0f, kNear},             // Zen 3, servers
+    {"AuthenticAMD", 0x19, 0x20, 0x5f, like(kNear)},       // Zen 3, desktops
+    {"AuthenticAMD", 0x19, 0x10, 0x1f, kFar},              // Zen 4, servers
+    {"AuthenticAMD", 0x19, 0x60, 0xaf, like(kFar)},        // Zen 4, desktops and Zen 4c
+    {"AuthenticAMD", 0x1a, 0x00, 0x1f, kFarIntoL1},        // Zen 5, servers, whose L1 has 48 KiB
+    {"AuthenticAMD", 0x1a, 0x20, 0x7f, like(kFarIntoL1)},  // Zen 5, desktops
+    {"GenuineIntel", 6, 0xcf, 0xcf, kFar},                 // Emerald Rapids
+    {"GenuineIntel", 6, 0x00, 0xff, like(kFar)},           // with smaller L2 caches too
 };
-// The value of all processors before this table existed; not measured on others.
-constexpr Fetching kUnknown = kNear;
+// The value of all processors before this table existed.
+constexpr Fetching kUnknown = like(kNear);
 
 Fetching default_fetching() {
 #if defined(__x86_64__) || defined(_M_X64)

@@ -9,6 +9,7 @@ namespace hc {
 struct Fetching {
     int64_t ahead;  // bytes
     bool into_l2;   // else L1
+    bool measured;  // on such a processor
 };
 extern Fetching fetching;
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hotcold.formats.blocks import block_type
-from hotcold.kernels.backend import FFNCall
+from hotcold.kernels.backend import Backend, FFNCall
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.kernels.numpy_ffn import unpack_mask
-from hotcold.kernels.processor import STREAMS
+from hotcold.kernels.processor import STREAMS, fetching, set_fetching
 from hotcold.placement import measuring
 from hotcold.placement.measuring import NeuronProbe, ProbePlan, buffer_bytes
 
@@ -121,3 +121,30 @@ def test_masks_of_one_word() -> None:
     """Fewer neurons than tenths have bits left over still are each read once."""
     bits = unpack_mask(measuring.tenth_masks(64, np.random.default_rng(0)), 64)
     assert (bits.sum(axis=0) == 1).all() and bits.sum(axis=1).tolist() == [7, 7, 7, 7, 6, 6, 6, 6, 6, 6]
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(1.02, "3K:1"), (1.1, "8K:2")])
+def test_a_clearly_faster_prefetch_setting_is_used(
+    gain: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure_setting(probe: NeuronProbe, seconds: float, backend: Backend, *, dense: bool) -> float:
+        return {"3K:1": 10.0, "8K:2": 10.0 * gain}.get(fetching(), 9.0) * (2 if dense else 1)
+
+    monkeypatch.setattr(NeuronProbe, "measure", measure_setting)
+    before = fetching()
+    try:
+        set_fetching("3K:1")
+        assert measuring.measure_fetching(1, MIB, 0.0) == fetching() == chosen
+    finally:
+        set_fetching(before)
+
+
+def test_a_failed_measurement_leaves_the_prefetch_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> float:
+        raise OSError(fetching())
+
+    monkeypatch.setattr(NeuronProbe, "measure", fail)
+    before = fetching()
+    with pytest.raises(OSError):
+        measuring.measure_fetching(1, MIB, 0.0)
+    assert fetching() == before

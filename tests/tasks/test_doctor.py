@@ -10,9 +10,11 @@ import pytest
 import hotcold
 from hotcold.errors import UserError
 from hotcold.kernels.cpu import CPUBackend
+from hotcold.kernels.processor import fetching, set_fetching
 from hotcold.placement import measuring
 from hotcold.placement.disk_speed import DEPTHS, SIZES, DiskSpeed, Reads
 from hotcold.placement.hardware import find_hardware
+from hotcold.runtime import machine
 from hotcold.tasks import doctor
 
 READS = [Reads(nbytes, depth, False, 1.0) for nbytes in SIZES for depth in DEPTHS]
@@ -40,6 +42,37 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hotcold.doctor(gpu="off", again=True).from_cache
     with pytest.raises(UserError, match="the file exists: give another name, or `force` to replace it"):
         hotcold.doctor(output=tmp_path / "a.json")
+
+
+def test_models_use_the_prefetch_setting_that_doctor_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
+
+    def measure_fetching(threads: int, nbytes: int, seconds: float) -> str:
+        set_fetching("16K:2")
+        return fetching()
+
+    monkeypatch.setattr(doctor, "measure_fetching", measure_fetching)
+    default = fetching()
+    try:
+        for measured in (False, True):  # whether the default was measured on such a processor
+            for module in (doctor, machine):
+                monkeypatch.setattr(module, "fetching_is_measured", lambda measured=measured: measured)
+            diagnosis = hotcold.doctor(gpu="off", again=True)
+            assert diagnosis.hardware is not None
+            assert diagnosis.hardware.fetching == ("" if measured else "16K:2")
+            assert ("prefetch    16K:2; measured" in str(diagnosis)) == (not measured)
+            set_fetching(default)
+            machine.use_measured_fetching.cache_clear()
+            hotcold.LLM(gpu="off").close()
+            assert fetching() == (default if measured else "16K:2")
+            set_fetching(default)
+    finally:
+        set_fetching(default)
+        machine.use_measured_fetching.cache_clear()
 
 
 def test_doctor_measures_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

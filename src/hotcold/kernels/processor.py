@@ -7,6 +7,7 @@ from hotcold.kernels.instruction_sets import default_isa
 from hotcold.kernels.numpy_tiles import PROMPT_MATHS
 
 STREAMS = range(1, 9)  #: numbers of streams per thread that the read probe tries
+FETCHING = ("3K:1", "1K:1", "8K:1", "8K:2", "16K:2")  #: prefetch settings that doctor tries
 _BLOCK, _GROUP = 32, 512  # input values that share a scale; inputs are padded to whole groups
 
 
@@ -14,6 +15,17 @@ def fetching() -> str:
     """Returns how far ahead weights are prefetched, and into which cache: ``3K:1`` is 3 KiB into L1."""
     ahead, level = _native.fetching()
     return f"{ahead / 1024:g}K:{level}"
+
+
+def fetching_is_measured() -> bool:
+    """Returns True if the default setting was measured on such a processor (csrc/simd/fetching.cpp)."""
+    return _native.fetching_is_measured()
+
+
+def set_fetching(setting: str) -> None:
+    """Sets how far ahead weights are prefetched, for all models of this process. No result depends on it."""
+    kilobytes, level = setting.split("K:")
+    _native.set_fetching(int(float(kilobytes) * 1024), int(level))
 
 
 def scratch_bytes(shape: StepShape, prompt_math: str = "same") -> int:

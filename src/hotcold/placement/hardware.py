@@ -10,6 +10,7 @@ import numpy as np
 
 from hotcold.errors import UserError
 from hotcold.formats.files import RegularFile
+from hotcold.kernels.processor import FETCHING
 from hotcold.values import shown
 
 DEFAULT = "rtx4090-i9"  #: the preset of plans, if none is given
@@ -54,6 +55,7 @@ class Hardware:
     #: measured overheads by kind and type: keys such as "dense F16"; a missing one is ``layer_s``, or 0 for
     #: the head
     layers_s: Mapping[str, float] = field(default_factory=dict)
+    fetching: str = ""  #: the fastest of processor.FETCHING, if doctor had to measure them
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
@@ -62,6 +64,7 @@ class Hardware:
         vram = self.vram_bytes
         self._check("vram_bytes", _zero(vram) or _positive(vram), "a number above 0, or 0 without a GPU,")
         self._check("cpu_stream_gb_s", _positive(self.cpu_stream_gb_s), "a number above 0")
+        self._check("fetching", self.fetching in ("", *FETCHING), f"one of {', '.join(FETCHING)}")
         self._check("spins", isinstance(self.spins, bool), "true or false")
         for name in ("step_s", "layer_s"):
             value = getattr(self, name)

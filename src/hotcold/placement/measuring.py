@@ -1,5 +1,6 @@
 """Measured memory bandwidth of decoding on the CPU: streams, and neuron rows that a mask selects."""
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from hotcold.kernels.backend import (
     Masks,
 )
 from hotcold.kernels.numpy_ffn import pack_mask
-from hotcold.kernels.processor import STREAMS
+from hotcold.kernels.processor import FETCHING, STREAMS, fetching, set_fetching
 
 #: Block type and dim of gathered neurons; the first entry is also streamed.
 SHAPES = (("Q4_0", 4096), ("Q4_0", 1024), ("Q4_0", 8192), ("F16", 8192))
@@ -39,6 +40,7 @@ _MEMORY_SHARE = 4  # a buffer takes at most this part of the available memory: f
 _MOST_NEURONS = 1 << 16  # limit per layer: the widest models have about as many, and a backend has a limit
 _WORD = 64  # neurons in one word of a mask
 _TURNS = 10  # a pass reads one neuron in ten
+_CLEAR_GAIN = 1.03  # a setting that gains less over the default may be noise
 
 
 def reason_of(error: Exception) -> str:
@@ -213,6 +215,29 @@ def measure(
         bandwidths.extend(each for row in measured for each in row)
     advance(len(probes), len(probes))
     return sorted(bandwidths, key=lambda each: each.run_bytes)
+
+
+def measure_fetching(threads: int, nbytes: int, seconds: float) -> str:
+    """Sets and returns the fastest of :data:`FETCHING` for an FFN of Q4_0, by the geometric mean of GB/s of
+    all neurons and of a tenth. The present setting stays unless another is clearly faster."""
+    backend, default = open_backend("cpu", threads), fetching()
+    probe = NeuronProbe(backend, ProbePlan.from_sizes(*SHAPES[0], nbytes))
+    settings = [default, *(each for each in FETCHING if each != default)]
+    seconds_of_a_run = seconds / (2 * RUNS * len(settings))
+    speeds: dict[str, list[float]] = {setting: [] for setting in settings}
+    try:
+        for _ in range(RUNS):
+            for setting in settings:  # in turns, since a machine's speed changes by the second
+                set_fetching(setting)
+                runs = [probe.measure(seconds_of_a_run, backend, dense=dense) for dense in (True, False)]
+                speeds[setting].append(statistics.geometric_mean(runs))
+    finally:
+        set_fetching(default)
+    medians = {setting: statistics.median(each) for setting, each in speeds.items()}
+    best = max(settings, key=medians.__getitem__)
+    if medians[best] > _CLEAR_GAIN * medians[default]:
+        set_fetching(best)
+    return fetching()
 
 
 def _memory_accesses(backend: Backend, nbytes: int) -> list[_Access]:

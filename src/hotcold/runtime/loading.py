@@ -25,6 +25,7 @@ from hotcold.placement.expert_cache import BudgetTooSmallError, NoExpertsError
 from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
 from hotcold.runtime import memory
 from hotcold.runtime.drafts import check_draft
+from hotcold.runtime.machine import use_measured_fetching
 from hotcold.runtime.memory import MemoryShortError
 from hotcold.runtime.mode import SparsityMode, choose_mode
 from hotcold.runtime.named_templates import with_template
@@ -219,6 +220,7 @@ class _Choice:
 
 
 def _load(file: GGUFFile, options: AllOptions, progress: Progress | None) -> LoadedModel:
+    use_measured_fetching()
     model = _Model.parse(file, options)
     # The tokenizer takes some tenths of a second of one thread, during which the pool reads weights.
     with ThreadPoolExecutor(1) as other_thread:

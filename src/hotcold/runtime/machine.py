@@ -2,12 +2,15 @@
 
 import os
 import platform
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from hotcold.errors import UserError
 from hotcold.kernels.cores import available_cores
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.instruction_sets import default_isa
+from hotcold.kernels.processor import fetching_is_measured, set_fetching
 from hotcold.placement.hardware import Hardware, find_hardware
 from hotcold.version import __version__
 
@@ -45,3 +48,16 @@ def measured_hardware(gpu: GPU | None) -> Hardware | None:
     except ValueError:  # damaged: doctor reports it
         return None
     return hardware if hardware is not None and hardware.name == machine_name(gpu) else None
+
+
+@cache
+def use_measured_fetching() -> None:
+    """Sets the prefetch setting that ``doctor`` measured, once a process, on a processor whose default was
+    not measured."""
+    if fetching_is_measured():
+        return
+    for path in sorted(cache_path(None).parent.glob("hardware*.json")):  # one for each GPU
+        with suppress(OSError, ValueError):  # damaged: doctor reports it
+            hardware = find_hardware(str(path))
+            if hardware.name.startswith(machine_name(None)) and hardware.fetching:
+                return set_fetching(hardware.fetching)

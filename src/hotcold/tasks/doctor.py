@@ -20,12 +20,19 @@ from hotcold.kernels.cores import available_cores, cache_bytes, find_cores, read
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import OFF, choose_gpu, find_gpus, wished
 from hotcold.kernels.instruction_sets import default_isa, slow_kernels
-from hotcold.kernels.processor import fetching
+from hotcold.kernels.processor import FETCHING, fetching, fetching_is_measured
 from hotcold.placement.disk_speed import DiskSpeed, large_file, measure_disk
 from hotcold.placement.gpu_measuring import GPUSpeed, measure_gpu
 from hotcold.placement.hardware import Hardware, find_hardware
-from hotcold.placement.measuring import FAILURES, Bandwidth, buffer_bytes, measure, reason_of
-from hotcold.runtime.machine import cache_path, machine_name, processor
+from hotcold.placement.measuring import (
+    FAILURES,
+    Bandwidth,
+    buffer_bytes,
+    measure,
+    measure_fetching,
+    reason_of,
+)
+from hotcold.runtime.machine import cache_path, machine_name, processor, use_measured_fetching
 from hotcold.runtime.memory import available_memory
 from hotcold.runtime.options import Progress
 from hotcold.tasks.diagnosis import (
@@ -42,6 +49,7 @@ from hotcold.values import size
 from hotcold.version import __version__
 
 _SECONDS = 6.0  # of reading, in total
+_FETCHING_SECONDS = 3.0  # of reading with each prefetch setting, in total
 _GPU_SECONDS = 1.0
 _GPU_BUFFER = 512 << 20  # more than the caches of a GPU
 _SOFTWARE_BUFFER = 2 << 20
@@ -81,6 +89,7 @@ def doctor(
     text, notes = _Text(show or (lambda section: None)), [note for note in (slow_kernels(),) if note]
     devices, chosen, reason = _gpus(gpu, notes)
     path = cache_path(chosen)
+    use_measured_fetching()
     machine = _facts(chosen)
     text.add(facts(machine, devices, chosen, reason))
     hardware = None if again else _cached(path, machine, notes)
@@ -188,6 +197,9 @@ def _measure(
             notes.append(
                 f"{got}: much of it fits in the caches ({size(caches)}), so the figures are too high"
             )
+        if not fetching_is_measured():
+            best = measure_fetching(all_threads, nbytes, _FETCHING_SECONDS)
+            text.add(f"\nprefetch    {best}; measured, none of {', '.join(FETCHING)} is clearly faster")
         powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
         threads = [*powers_of_two, all_threads]
         measured = measure(threads, nbytes, _SECONDS, partial(progress, "measuring"), notes.append)
@@ -250,6 +262,7 @@ def _hardware(
         layer_s=speed.layer_s if speed else 0,
         kernels_gb_s=speed.kernels_gb_s if speed else {},
         layers_s=speed.layers_s if speed else {},
+        fetching="" if fetching_is_measured() else fetching(),
         machine=machine,
     )
 
