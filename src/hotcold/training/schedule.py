@@ -61,7 +61,6 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         if state.global_step and not self._units:
             fix = "start again, or continue a checkpoint that was saved with SparsitySchedule"
             raise UserError(f"the checkpoint of step {state.global_step} has no units of the penalty: {fix}")
-        self._accumulated = args.gradient_accumulation_steps
         self._hook = model.register_forward_hook(self._add_penalty, with_kwargs=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -19,7 +19,7 @@ from hotcold.training.libraries import summary_writer, torch, transformers
 from hotcold.training.processes import in_first_process, process_count, process_rank, sum_of_processes
 from hotcold.training.run_state import RunState
 from hotcold.training.schedule import penalty_share
-from hotcold.training.sparse_checkpoint import Original, load_model, stored_type
+from hotcold.training.sparse_checkpoint import Original, load_model
 from hotcold.training.sparse_model import (
     IGNORED,
     Kind,
@@ -164,7 +164,6 @@ class Run:
         # A GPU lacks deterministic versions of a few operations, which only warn.
         torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
         self.model = load_model(original, device)
-        self._stored = stored_type(original)
         self.original = self.measure(self.model) if sparse else None  #: before the activation changes
         self._teacher = None
         if options.distil and sparse:
@@ -349,10 +348,10 @@ class Run:
             fix = "start again with a lower `learning_rate` and another `work`"
             raise UserError(f"{name} is {number} at step {self.step + 1} of {self.steps}: {fix}")
 
-    def round_weights(self) -> None:
+    def round_weights(self, dtype: Any) -> None:
         """Rounds the weights to the type of the output. UserError: a weight is too large."""
         with torch.no_grad():
             for parameter in self.model.parameters():
-                parameter.copy_(parameter.to(self._stored))
+                parameter.copy_(parameter.to(dtype))
                 if not bool(torch.isfinite(parameter).all()):
-                    raise UserError(f"a weight is too large for the checkpoint's type, {self._stored}")
+                    raise UserError(f"a weight is too large for the checkpoint's type, {dtype}")
