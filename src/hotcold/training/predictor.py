@@ -130,7 +130,7 @@ class _Run:
         self, first: Floats, second: Floats, options: FitOptions, training: TrainOptions, examples: Examples
     ) -> None:
         assert options.target is not None
-        self.options, self.target, self.type = training, options.target, options.stored_type
+        self.training, self.target, self.type = training, options.target, options.stored_type
         self.unit = examples.mean_added()
         if training.relu:  # a pair of opposite rows for each of half as many directions
             half = -(-len(first) // 2)
@@ -167,7 +167,7 @@ class _Run:
         size = min(_BATCH, examples.tokens)
         steps = examples.tokens // size
         for step in range(steps):
-            self._set_rate(self.epoch * steps + step, self.options.epochs * steps)
+            self._set_rate(self.epoch * steps + step, self.training.epochs * steps)
             loss, recall = self._loss(examples, np.sort(order[step * size : (step + 1) * size]))
             self.optimizer.zero_grad()
             loss.backward()
@@ -178,7 +178,7 @@ class _Run:
     def _set_rate(self, step: int, steps: int) -> None:
         part = min(1, (step + 1) / _WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
         for group, times in zip(self.optimizer.param_groups, (1, _BIAS_RATE), strict=True):
-            group["lr"] = part * times * self.options.rate
+            group["lr"] = part * times * self.training.rate
 
     def _loss(self, examples: Examples, tokens: Any) -> tuple[Any, float]:
         """The mean loss of a pair, and the marked neurons' share of all active neurons' contribution."""
@@ -200,7 +200,7 @@ class _Run:
         """By expert, scores ``[rows, N]`` of its tokens (ascending), and the neurons' contributions."""
         first, second, bias = (self.parameters[name] for name in ("first", "second", "bias"))
         hidden = torch.from_numpy(np.ascontiguousarray(examples.x[tokens])) @ self._stored(first).T
-        if self.options.relu:
+        if self.training.relu:
             hidden = hidden.relu()
         for place, rows, adds in examples.by_expert():
             _, where, places = np.intersect1d(tokens, rows, assume_unique=True, return_indices=True)

@@ -73,7 +73,8 @@ def save_sparse(
         report: further entries of ``sparsity.json``.
 
     UserError: a value is not allowed, or the folder cannot be written."""
-    output, inner, source = Path(output), unwrapped(model), None if original is None else Path(original)
+    output, inner = Path(output), unwrapped(model)
+    source = None if original is None else Path(original)
     check_new(output)
     layers, base = sparse_layers(model), _class_of(inner)
     batches = None if held_out is None else [_batch(given, tokenizer) for given in held_out]

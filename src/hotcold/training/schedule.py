@@ -44,7 +44,6 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         self.weight, self.stages = weight, [(float(end), float(share)) for end, share in stages]
         self._units: list[float] = []  #: of the penalty, which fills the list in the first batch
         self._penalty: SparsityPenalty | None = None
-        self._hook: Any = None
 
     def weight_at(self, progress: float) -> float:
         """The weight of the penalty at a share of the run, from 0 to 1."""
@@ -74,9 +73,7 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
             state.log_history[-1] |= figures  # the Trainer has copied the logs by now
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._hook.remove()
 
     def _add_penalty(self, model: Any, args: Any, inputs: dict[str, Any], output: Any) -> Any:
         if not model.training or self._penalty is None:

@@ -36,8 +36,8 @@ class WatchedActivation(SparseActivation):
     In training these are the sum of absolute values, which is differentiable, and the number of zeros. Each
     pass replaces them, so a pass that activation checkpointing repeats has no effect."""
 
-    def __init__(self, kind: str, layer: int, threshold: float = 0.0) -> None:
-        super().__init__(kind, layer, threshold)
+    def __init__(self, kind: str, layer: int) -> None:
+        super().__init__(kind, layer)
         self.counting = False
         self.begin()
 
@@ -108,9 +108,8 @@ def _check_layers(model: Any, layers: set[int]) -> None:
     """Raises UserError if some layers have no FFN of a known form."""
     if not layers:
         raise UserError(f"{printable(type(model).__name__)} has no FFN of a known form: {_FORMS} are needed")
-    numbers = range(model.config.get_text_config().num_hidden_layers)
-    if others := sorted(set(numbers) - layers):
-        raise UserError(f"the FFN of layer {others[0]} is of an unknown form: {_FORMS} are needed")
+    if unknown := set(range(model.config.get_text_config().num_hidden_layers)) - layers:
+        raise UserError(f"the FFN of layer {min(unknown)} is of an unknown form: {_FORMS} are needed")
 
 
 def _other_activations(model: Any, known: list[tuple[Any, str, int]]) -> list[str]:

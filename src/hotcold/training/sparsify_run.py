@@ -105,8 +105,9 @@ class Log:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         if self._events is not None:
-            layers = {f"zeros_by_layer/{n}": each for n, each in enumerate(values.pop("zeros_by_layer", ()))}
-            for name, value in (values | layers).items():
+            zeros = enumerate(values.pop("zeros_by_layer", ()))
+            by_layer = {f"zeros_by_layer/{layer}": share for layer, share in zeros}
+            for name, value in (values | by_layer).items():
                 self._events.add_scalar(name, value, step)
             self._events.flush()
 
@@ -304,8 +305,8 @@ class Run:
 
     def _backward(self, rows: Any, learned: int) -> Any:
         """Adds the gradient of some windows; returns their parts of the step's loss, penalty and zeros."""
-        values = inputs_and_labels(rows).values()
-        ids, labels = (torch.from_numpy(each).to(self._device) for each in values)
+        arrays = inputs_and_labels(rows).values()
+        ids, labels = (torch.from_numpy(values).to(self._device) for values in arrays)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             loss, wanted = self._losses(ids, labels[:, 1:].flatten()) / learned
         penalty = zeros = torch.zeros((), device=self._device)
@@ -323,7 +324,8 @@ class Run:
             with torch.no_grad():
                 states.append(self._states(self._teacher, ids))
         total = torch.zeros(2, device=self._device)
-        for parts in zip(*(each.split(self._options.loss_chunk) for each in (labels, *states)), strict=True):
+        chunks = (values.split(self._options.loss_chunk) for values in (labels, *states))
+        for parts in zip(*chunks, strict=True):
             total = total + torch.utils.checkpoint.checkpoint(self._loss_of, *parts, use_reentrant=False)
         return total
 

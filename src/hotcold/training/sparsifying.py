@@ -97,8 +97,8 @@ def sparsify(
         place = _device(device)
         vocabulary = int(original.config["vocab_size"])
         encoder = Encoder(original.tokenizer, original.folder, vocabulary, options.special)
-        texts = cache or folder / "tokens"
-        mixture = Mixture(sources, encoder, options.context, options.seed, texts, held_out)
+        token_files = cache or folder / "tokens"
+        mixture = Mixture(sources, encoder, options.context, options.seed, token_files, held_out)
         state = RunState(folder, _identity(original, mixture, options))
 
         def trained(state: RunState, *, sparse: bool) -> Run:
