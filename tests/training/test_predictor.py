@@ -129,7 +129,7 @@ def test_the_loss_is_what_it_says() -> None:
     examples, random = some_experts(), np.random.default_rng(2)
     first = random.standard_normal((32, DIM)).astype(np.float32) / 8
     second = random.standard_normal((64, 32)).astype(np.float32) / 8
-    run = predictor._Run(first, second, TrainOptions(), 0.99, "Q8_0", examples)
+    run = predictor._Run(first, second, FitOptions("train", 0.99, type="Q8_0"), TrainOptions(), examples)
     tokens = np.array([3, 5, 40, 41, 200])
     stored = [
         quantise(run.parameters[name].detach().numpy(), "Q8_0").dequantise() for name in ("first", "second")
@@ -160,17 +160,9 @@ def learn(state: Path, epochs: int = 3, rate: float = 0.01) -> Learned:
     random = np.random.default_rng(3)
     first = random.standard_normal((32, DIM)).astype(np.float32) / 8
     second = random.standard_normal((64, 32)).astype(np.float32) / 8
+    options, training = FitOptions("train", 0.9, type="Q8_0"), TrainOptions(epochs=epochs, rate=rate)
     with reproducible(1):
-        return train(
-            first,
-            second,
-            TrainOptions(epochs=epochs, rate=rate),
-            target=0.9,
-            type="Q8_0",
-            examples=some_experts(1, 1100),
-            check=some_experts(2),
-            state=state,
-        )
+        return train(first, second, options, training, some_experts(1, 1100), some_experts(2), state)
 
 
 def same(one: Learned, other: Learned) -> bool:

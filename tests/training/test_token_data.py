@@ -144,6 +144,7 @@ def test_rows_that_cannot_be_read(encoder: Encoder, tmp_path: Path) -> None:
         ([["text"]], r"row 1 has \['text'\]: text or"),
         ([{"text": 3}], r"row 1: a string as text or a list as messages is needed"),
         ([{"messages": []}], r"row 1: a string as text"),
+        ([{"messages": ["a"]}], r"row 1: the chat template cannot render a conversation"),
     ):
         path = rows_of(tmp_path / "rows.jsonl", rows)
         with pytest.raises(UserError, match=message):

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from hotcold.errors import UserError
 from hotcold.training.libraries import library_errors
 
-_ANSWERS = "assistant"
-
 
 def encode_conversation(
     tokenizer: Any, messages: Sequence[dict[str, Any]]
@@ -22,15 +20,18 @@ def encode_conversation(
     names the answers itself. Otherwise an answer is the text that a message adds to the template's output for
     the messages before it, without white space at its end. UserError: there is no answer, the template
     refuses the messages, or it changes earlier messages when an answer is added."""
-    if not any(message.get("role") == _ANSWERS for message in messages):
-        raise UserError(f"a conversation has no message of the role {_ANSWERS!r}")
     with library_errors("the chat template cannot render a conversation"):
-        if re.search(r"\{%-?\s*generation", _template(tokenizer)):
+        answers = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+        if not answers:
+            raise UserError("a conversation has no message of the role 'assistant'")
+        if not isinstance(tokenizer.chat_template, str):
+            fix = "give texts, or a tokenizer_config.json with one"
+            raise UserError(f"the tokenizer has no chat template: {fix}")
+        if re.search(r"\{%-?\s*generation", tokenizer.chat_template):
             encoded = tokenizer.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
             return list(encoded["input_ids"]), np.array(encoded["assistant_masks"], bool)
-        answers = [number for number, message in enumerate(messages) if message.get("role") == _ANSWERS]
         spans = [_span(tokenizer, messages, number) for number in answers]
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     for begin, answer in spans:
@@ -41,13 +42,6 @@ def encode_conversation(
     for number, (first, last) in enumerate(coded["offset_mapping"]):
         learned[number] = any(begin <= first and last <= begin + len(answer) for begin, answer in spans)
     return list(coded["input_ids"]), learned
-
-
-def _template(tokenizer: Any) -> str:
-    template = tokenizer.chat_template
-    if not isinstance(template, str):
-        raise UserError("the tokenizer has no chat template: give texts, or a tokenizer_config.json with one")
-    return template
 
 
 def _span(tokenizer: Any, messages: Sequence[dict[str, Any]], number: int) -> tuple[int, str]:

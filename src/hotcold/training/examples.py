@@ -54,17 +54,17 @@ class Examples:
     @property
     def pairs(self) -> int:
         """The number of pairs of a token and a neuron in its experts."""
-        return sum(each.size for each in self.adds)
+        return sum(adds.size for adds in self.adds)
 
     def mean_added(self) -> float:
         """The mean contribution of an active neuron; 1 if none is ever active."""
-        active = sum(np.count_nonzero(piece) for piece in self.adds)
-        return float(sum(piece.sum(dtype=np.float64) for piece in self.adds)) / active if active else 1.0
+        active = sum(np.count_nonzero(adds) for adds in self.adds)
+        return float(sum(adds.sum(dtype=np.float64) for adds in self.adds)) / active if active else 1.0
 
     def rates(self) -> npt.NDArray[np.float64]:
         """Each neuron's share of active tokens among the tokens of its expert, ``[E * N]``."""
-        counts = [(each > 0).mean(axis=0) if len(each) else np.zeros(each.shape[1]) for each in self.adds]
-        return np.concatenate(counts)
+        rates = [(adds > 0).mean(axis=0) if len(adds) else np.zeros(adds.shape[1]) for adds in self.adds]
+        return np.concatenate(rates)
 
     def by_expert(self) -> Iterator[tuple[slice, npt.NDArray[np.int64], Floats]]:
         """By expert, the place of its neurons among the layer's, its tokens, and what the neurons add."""

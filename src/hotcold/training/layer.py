@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hotcold.formats.blocks import block_type, quantise
+from hotcold.formats.blocks import quantise
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Floats, PredictorTensors
@@ -81,12 +81,14 @@ def train_layer(
     weights = reference.ffn_weights(ffn_tensors(file, config, reference, layer))
     assert isinstance(weights, ReferenceFFN | ReferenceExperts)
     parts = weights.some if isinstance(weights, ReferenceExperts) else [weights]
-    sizes = _sizes(parts, config, options, weights.nbytes)
+    neurons, most_bytes = sum(part.neurons for part in parts), options.max_share * weights.nbytes
+    sizes = ranks(neurons, config.dim, most_bytes, options.stored_type)
     if not sizes:
         limit = f"at most {options.max_share:.0%} of the FFN's {weights.nbytes} bytes"
         fix = "raise `max_share`, or use a smaller `type`"
         raise PredictorError(f"layer {layer}: no predictor fits in {limit}: {fix}")
-    sample = {name: _evenly(values, _SVD_TOKENS) for name, values in texts.fit_to.items()}
+    every = -(-len(texts.fit_to["normed"]) // _SVD_TOKENS)
+    sample = {name: values[::every] for name, values in texts.fit_to.items()}
     fit = fit_experts if config.experts else fit_layer
     method = replace(options, method="svd")
     svd = fit(file, config, layer, method, fit_to=sample, held_out=texts.held_out)[0]
@@ -100,42 +102,19 @@ def train_layer(
         )
 
         def attempt(rank: int) -> _Attempt:
-            assert options.target is not None
             state = folder / f"layer-{layer:03}.rank-{rank}.state"
-            learned = train(
-                first[:rank],
-                second[:, :rank],
-                training,
-                target=options.target,
-                type=options.stored_type,
-                examples=examples,
-                check=check,
-                state=state,
-            )
+            learned = train(first[:rank], second[:, :rank], options, training, examples, check, state)
             return judge.attempt(learned, examples, check)
 
-        best, tried = search(
-            sizes, first_size(sizes, examples.rates(), config.dim), training.max_marked, attempt
-        )
+        begin = first_size(sizes, examples.rates(), config.dim)
+        best, predictors = search(sizes, begin, training.max_marked, attempt)
     finally:
         examples = check = None  # type: ignore[assignment]  # Windows deletes no file that is mapped
-        for each in files:
-            each.unlink(missing_ok=True)
-    rest = sorted((each.fitted.fit for each in tried if each is not best), key=lambda fit: fit.read_ratio)
+        for path in files:
+            path.unlink(missing_ok=True)
+    rest = [predictor.fitted.fit for predictor in predictors if predictor is not best]
+    rest.sort(key=lambda fit: fit.read_ratio)
     return TrainedLayer(best.fitted, [best.fitted.fit, *rest], svd)
-
-
-def _evenly(values: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:
-    return values[:: -(-len(values) // n)]
-
-
-def _sizes(parts: list[ReferenceFFN], config: Config, options: FitOptions, ffn_bytes: int) -> list[int]:
-    """Ranks to choose from, ascending."""
-    neurons, most = sum(part.neurons for part in parts), options.max_share * ffn_bytes
-    type = block_type(options.stored_type or "F32")
-    sizes = ranks(neurons, config.dim, most, options.stored_type)
-    used = [rank * type.row_bytes(config.dim) + neurons * (type.row_bytes(rank) + 4) for rank in sizes]
-    return [rank for rank, nbytes in zip(sizes, used, strict=True) if nbytes <= most]
 
 
 def first_size(sizes: list[int], rates: npt.NDArray[np.float64], dim: int) -> int:
@@ -155,18 +134,17 @@ def search(
 ) -> tuple[_Attempt, list[_Attempt]]:
     """Shrinks from ``sizes[at]`` while ranks suffice, or grows until one does; returns the best, and all."""
 
-    def holds(one: _Attempt) -> bool:
-        return one.marked <= max_marked * one.active
+    def suffices(predictor: _Attempt) -> bool:
+        return predictor.marked <= max_marked * predictor.active
 
-    tried = [attempt(sizes[at])]
-    step = -1 if holds(tried[0]) else 1
-    while 0 <= at + step < len(sizes) and holds(tried[-1]) == (step < 0):
+    predictors = [attempt(sizes[at])]
+    step = -1 if suffices(predictors[0]) else 1
+    while 0 <= at + step < len(sizes) and suffices(predictors[-1]) == (step < 0):
         at += step
-        tried.append(attempt(sizes[at]))
-    holding = [each for each in tried if holds(each)]
-    if holding:
-        return min(holding, key=lambda each: each.fitted.fit.rank), tried
-    return min(tried, key=lambda each: each.marked), tried
+        predictors.append(attempt(sizes[at]))
+    if sufficient := [predictor for predictor in predictors if suffices(predictor)]:
+        return min(sufficient, key=lambda predictor: predictor.fitted.fit.rank), predictors
+    return min(predictors, key=lambda predictor: predictor.marked), predictors
 
 
 @dataclass(frozen=True)
@@ -196,10 +174,10 @@ class _Judge:
         bounds, marked = self._thresholds(tensors, biases, examples, check)
         tensors = replace(tensors, threshold=np.concatenate(bounds))
         scores = self._scores(tensors, self.texts.held_out["normed"], self.unseen.rows)
-        named = [each >= own for each, own in zip(scores, bounds, strict=True)]
+        marked_neurons = [part >= bound for part, bound in zip(scores, bounds, strict=True)]
         size = len(self.texts.held_out["normed"]), self.ffn_bytes
-        fit = judged_parts(tensors, self.parts, named, self.unseen, *size)
-        active = sum(np.count_nonzero(each) for each in check.adds) / max(1, check.pairs)
+        fit = judged_parts(tensors, self.parts, marked_neurons, self.unseen, *size)
+        active = sum(np.count_nonzero(adds) for adds in check.adds) / max(1, check.pairs)
         return _Attempt(Fitted(tensors, fit), marked, active)
 
     def _thresholds(
@@ -214,7 +192,7 @@ class _Judge:
             ((of_expert + bias)[adds > 0], adds[adds > 0])
             for of_expert, bias, adds in zip(scores, biases, check.adds, strict=True)
         ]
-        values, weights = (np.concatenate(each).astype(np.float64) for each in zip(*pairs, strict=True))
+        values, weights = (np.concatenate(parts).astype(np.float64) for parts in zip(*pairs, strict=True))
         least = min(float(bound_for(values, weights, self.options.target)), 1e30)
         bounds = []
         for bias, of_expert in zip(biases, examples.rows, strict=True):

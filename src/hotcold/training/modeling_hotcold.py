@@ -31,9 +31,9 @@ class SparseActivation(torch.nn.Module):  # type: ignore[misc]
 
     A gate passes if it is greater than ``threshold`` (FATReLU). FFNs without a gate pass one argument."""
 
-    def __init__(self, kind: str, layer: int, threshold: float = 0.0) -> None:
+    def __init__(self, kind: str, layer: int) -> None:
         super().__init__()
-        self.kind, self.layer, self.threshold = kind, layer, threshold
+        self.kind, self.layer, self.threshold = kind, layer, 0.0
 
     def begin(self) -> None:
         """Prepares for a forward pass of the FFN."""
@@ -118,13 +118,10 @@ def put_in_named(model: Any, name: str, given: float | list[float] | None) -> No
     """Sets the activation and the thresholds of ``config.json``, if transformers has no such activation."""
     if name not in NAMES:
         return
-    kind, thresholds = "drelu" if name == "drelu" else "relu", given or 0.0
-
-    def make(layer: int) -> SparseActivation:
-        threshold = thresholds[layer] if isinstance(thresholds, list) else thresholds
-        return SparseActivation(kind, layer, threshold)
-
-    put_in(model, make)
+    kind = "drelu" if name == "drelu" else "relu"
+    for activation in put_in(model, lambda layer: SparseActivation(kind, layer)):
+        if given:
+            activation.threshold = given[activation.layer] if isinstance(given, list) else given
 
 
 def _separate(module: Any, x: Any) -> Any:

@@ -23,7 +23,7 @@ from hotcold.errors import UserError
 from hotcold.formats.blocks import BlockTypeError, quantise
 from hotcold.formats.files import FileError, replacing
 from hotcold.kernels.backend import Floats
-from hotcold.sparse.fitting import bound_for, log_odds
+from hotcold.sparse.fitting import FitOptions, bound_for, log_odds
 from hotcold.training.examples import Examples
 from hotcold.training.libraries import torch
 from hotcold.training.options import TrainOptions
@@ -64,23 +64,21 @@ def reproducible(threads: int | None) -> Iterator[None]:
 def train(
     first: Floats,
     second: Floats,
-    options: TrainOptions,
-    *,
-    target: float,
-    type: str | None,
+    options: FitOptions,
+    training: TrainOptions,
     examples: Examples,
     check: Examples,
     state: Path,
 ) -> Learned:
-    """Trains from factors ``(R, D)`` and ``(E * N, R)`` until ``options.epochs``, or until the marked share
-    that the check part needs for the recall ``target`` stops falling; the best epoch counts.
+    """Trains from factors ``(R, D)`` and ``(E * N, R)`` until ``training.epochs``, or until the marked share
+    that the check part needs for the target recall stops falling; the best epoch counts.
 
     ``state`` is a file that every epoch replaces; training continues from it. UserError: the loss is not
     finite, or the file cannot be written. It then has the last good epoch."""
-    run = _Run(first, second, options, target, type, examples)
+    run = _Run(first, second, options, training, examples)
     if state.exists():
         run.load(torch.load(state, weights_only=True))
-    while run.epoch < options.epochs and run.waited < _PATIENCE:
+    while run.epoch < training.epochs and run.waited < _PATIENCE:
         run.learn(examples)
         run.judge(check)
         run.epoch += 1
@@ -89,7 +87,7 @@ def train(
                 torch.save(run.state(), file)
         except (FileError, RuntimeError) as error:  # RuntimeError: torch's own writer
             raise UserError(f"{state}: {error}") from None
-    return Learned(**{name: each.numpy() for name, each in run.best.items()}, marked=run.marked)
+    return Learned(**{name: values.numpy() for name, values in run.best.items()}, marked=run.marked)
 
 
 def _calibrated(
@@ -121,7 +119,7 @@ def _calibrated(
         added.append(adds[active].astype(np.float64))
     least = float(bound_for(np.concatenate(scores), np.concatenate(added), target)) if scores else 0.0
     least = max(-_MOST_PRICE, min(least, _MOST_PRICE))
-    factor, bias = (np.concatenate(each).astype(np.float32) for each in (seconds, biases))
+    factor, bias = (np.concatenate(parts).astype(np.float32) for parts in (seconds, biases))
     return factor, bias - np.float32(least), least
 
 
@@ -129,33 +127,28 @@ class _Run:
     """A training run; :meth:`state` has everything that an epoch changes, and nothing else."""
 
     def __init__(
-        self,
-        first: Floats,
-        second: Floats,
-        options: TrainOptions,
-        target: float,
-        type: str | None,
-        examples: Examples,
+        self, first: Floats, second: Floats, options: FitOptions, training: TrainOptions, examples: Examples
     ) -> None:
-        self.options, self.target, self.type = options, target, type
+        assert options.target is not None
+        self.training, self.target, self.type = training, options.target, options.stored_type
         self.unit = examples.mean_added()
-        if options.relu:  # a pair of opposite rows for each of half as many directions
+        if training.relu:  # a pair of opposite rows for each of half as many directions
             half = -(-len(first) // 2)
             first = np.concatenate([first[:half], -first[: len(first) - half]])
             second = np.concatenate([second[:, :half], -second[:, : len(first) - half]], axis=1)
-        second, bias, least = _calibrated(first, second, options.relu, target, examples)
+        second, bias, least = _calibrated(first, second, training.relu, self.target, examples)
         self.parameters = {
             name: torch.tensor(np.ascontiguousarray(values, np.float32), requires_grad=True)
             for name, values in (("first", first), ("second", second), ("bias", bias))
         }
         factors, biases = list(self.parameters.values())[:2], [self.parameters["bias"]]
-        self.optimizer = torch.optim.Adam([{"params": factors}, {"params": biases}], lr=options.rate)
+        self.optimizer = torch.optim.Adam([{"params": factors}, {"params": biases}], lr=training.rate)
         self.price = -least
         self.epoch, self.waited, self.marked = 0, 0, math.inf
         self.best: dict[str, Any] = {}
 
     def state(self) -> dict[str, Any]:
-        parameters = {name: each.detach() for name, each in self.parameters.items()}
+        parameters = {name: values.detach() for name, values in self.parameters.items()}
         figures = {name: getattr(self, name) for name in _FIGURES}
         return {"parameters": parameters, "optimizer": self.optimizer.state_dict(), **figures}
 
@@ -174,7 +167,7 @@ class _Run:
         size = min(_BATCH, examples.tokens)
         steps = examples.tokens // size
         for step in range(steps):
-            self._set_rate(self.epoch * steps + step, self.options.epochs * steps)
+            self._set_rate(self.epoch * steps + step, self.training.epochs * steps)
             loss, recall = self._loss(examples, np.sort(order[step * size : (step + 1) * size]))
             self.optimizer.zero_grad()
             loss.backward()
@@ -185,29 +178,29 @@ class _Run:
     def _set_rate(self, step: int, steps: int) -> None:
         part = min(1, (step + 1) / _WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
         for group, times in zip(self.optimizer.param_groups, (1, _BIAS_RATE), strict=True):
-            group["lr"] = part * times * self.options.rate
+            group["lr"] = part * times * self.training.rate
 
     def _loss(self, examples: Examples, tokens: Any) -> tuple[Any, float]:
         """The mean loss of a pair, and the marked neurons' share of all active neurons' contribution."""
         softplus = torch.nn.functional.softplus
-        loss, pairs, added, found_sum = torch.zeros(()), 0, 0.0, 0.0
+        loss, pairs, added, added_by_marked = torch.zeros(()), 0, 0.0, 0.0
         price = math.exp(self.price) / self.unit
         for scores, adds in self._scores(examples, tokens):
             misses = price * adds * softplus(-scores)
             loss = loss + torch.where(adds > 0, misses, softplus(scores)).sum()
             pairs += adds.numel()
             added += float(adds.sum())
-            found_sum += float((adds * (scores.detach() >= 0)).sum())
+            added_by_marked += float((adds * (scores.detach() >= 0)).sum())
         loss = loss / max(1, pairs)
         if not torch.isfinite(loss):
             raise self._diverged(f"the loss is {float(loss.detach())}")
-        return loss, found_sum / added if added else 1.0
+        return loss, added_by_marked / added if added else 1.0
 
     def _scores(self, examples: Examples, tokens: Any) -> Iterator[tuple[Any, Any]]:
         """By expert, scores ``[rows, N]`` of its tokens (ascending), and the neurons' contributions."""
         first, second, bias = (self.parameters[name] for name in ("first", "second", "bias"))
         hidden = torch.from_numpy(np.ascontiguousarray(examples.x[tokens])) @ self._stored(first).T
-        if self.options.relu:
+        if self.training.relu:
             hidden = hidden.relu()
         for place, rows, adds in examples.by_expert():
             _, where, places = np.intersect1d(tokens, rows, assume_unique=True, return_indices=True)
@@ -233,13 +226,12 @@ class _Run:
     def judge(self, check: Examples) -> None:
         """Keeps the epoch if it marks the smallest share so far at the target recall."""
         with torch.no_grad():
-            every = list(self._scores(check, np.arange(check.tokens)))
-        active = [(scores[adds > 0].numpy(), adds[adds > 0].numpy()) for scores, adds in every]
-        values, weights = (np.concatenate(each).astype(np.float64) for each in zip(*active, strict=True))
+            parts = list(self._scores(check, np.arange(check.tokens)))
+        active = [(scores[adds > 0].numpy(), adds[adds > 0].numpy()) for scores, adds in parts]
+        values, weights = (np.concatenate(arrays).astype(np.float64) for arrays in zip(*active, strict=True))
         least = bound_for(values, weights, self.target)
-        named = sum(int((scores.numpy() >= least).sum()) for scores, _ in every)
-        marked = named / max(1, check.pairs)
+        marked = sum(int((scores.numpy() >= least).sum()) for scores, _ in parts) / max(1, check.pairs)
         self.waited = 0 if marked < (1 - _GAIN) * self.marked else self.waited + 1
         if marked < self.marked:
             self.marked = marked
-            self.best = {name: each.detach().clone() for name, each in self.parameters.items()}
+            self.best = {name: values.detach().clone() for name, values in self.parameters.items()}

@@ -1,6 +1,7 @@
 """Writes sparse models as checkpoints that transformers, lm-eval and ``hotcold convert`` read."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from hotcold.training.sparse_model import (
     WatchedActivation,
     activation_key,
     measure_sparsity,
+    set_thresholds,
     sparse_layers,
 )
 from hotcold.training.thresholds import MAX_DIVERGENCE, Mode, choose_thresholds
@@ -72,28 +74,31 @@ def save_sparse(
 
     UserError: a value is not allowed, or the folder cannot be written."""
     output, inner = Path(output), unwrapped(model)
+    source = None if original is None else Path(original)
     check_new(output)
     layers, base = sparse_layers(model), _class_of(inner)
-    batches = None if held_out is None else [_batch(each, tokenizer) for each in held_out]
+    batches = None if held_out is None else [_batch(given, tokenizer) for given in held_out]
     entries: dict[str, Any] = {"activation": layers[0][0].kind}
     if isinstance(threshold, str):
         if batches is None:
             raise UserError(f"threshold {threshold!r} needs held-out text: give texts or batches as held_out")
         entries["choice"] = asdict(choose_thresholds(model, batches, threshold, max_divergence))
     elif threshold is not None:
-        _set(layers, threshold)
+        if len(threshold) != len(layers) or not all(0 <= number < math.inf for number in threshold):
+            raise UserError(f"threshold {threshold!r}: {len(layers)} numbers of at least 0 are needed")
+        set_thresholds(layers, threshold)
     if batches is not None:
         entries["held_out"] = asdict(measure_sparsity(model, batches))
     entries["thresholds"] = [layer[0].threshold for layer in layers]
     entries |= dict(report or {})
     state = _state(inner, dtype)
-    config = _config(inner, base, layers, original, state)
+    config = _config(inner, base, layers, source, state)
     texts = {"config.json": json.dumps(config, indent=2) + "\n"}
     if "auto_map" in config:
         entries["code"] = f"{_CODE}.py"
         texts[entries["code"]] = _code(base)
     texts[_REPORT] = json.dumps(entries, indent=1) + "\n"
-    in_first_process(lambda: _write(output, inner, state, tokenizer, original, texts))
+    in_first_process(lambda: _write(output, inner, state, tokenizer, source, texts))
     return entries
 
 
@@ -112,14 +117,6 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def _set(layers: list[list[WatchedActivation]], thresholds: Sequence[float]) -> None:
-    if len(thresholds) != len(layers) or not all(0 <= activation < float("inf") for activation in thresholds):
-        raise UserError(f"threshold {thresholds!r}: {len(layers)} numbers of at least 0 are needed")
-    for layer, threshold in zip(layers, thresholds, strict=True):
-        for activation in layer:
-            activation.threshold = float(threshold)
-
-
 def _batch(given: Batch | str, tokenizer: Any) -> Batch:
     if not isinstance(given, str):
         return given
@@ -131,9 +128,9 @@ def _batch(given: Batch | str, tokenizer: Any) -> Batch:
 
 def _class_of(model: Any) -> str:
     """The name of the model's class in transformers."""
-    for each in type(model).__mro__:
-        if each.__module__.startswith("transformers.models."):
-            return each.__name__
+    for base in type(model).__mro__:
+        if base.__module__.startswith("transformers.models."):
+            return base.__name__
     name = printable(type(model).__name__)
     raise UserError(f"{name} is not a class of transformers: only models of transformers can be saved")
 
@@ -157,17 +154,13 @@ def _state(model: Any, dtype: Any) -> dict[str, Any]:
 
 
 def _config(
-    model: Any,
-    base: str,
-    layers: list[list[WatchedActivation]],
-    original: str | os.PathLike[str] | None,
-    state: Mapping[str, Any],
+    model: Any, base: str, layers: list[list[WatchedActivation]], original: Path | None, state: dict[str, Any]
 ) -> dict[str, Any]:
     """``config.json`` with the new activation. transformers computes a ReLU without a threshold without
     further code."""
     config = dict(model.config.to_dict())
     if original is not None:
-        config = json.loads((Path(original) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((original / "config.json").read_text(encoding="utf-8"))
     for key in ("hidden_act_param", "auto_map", "_name_or_path"):
         config.pop(key, None)
     kind, key = layers[0][0].kind, activation_key(model.config)
@@ -181,19 +174,14 @@ def _config(
         config[key] = {"relu": "fatrelu", "drelu": "drelu"}[kind]
     if config[key] != "relu":
         config["auto_map"] = {"AutoModelForCausalLM": f"{_CODE}.{base}"}
-    if dtypes := {str(each.dtype).removeprefix("torch.") for each in state.values()}:
+    if dtypes := {str(value.dtype).removeprefix("torch.") for value in state.values()}:
         name = "torch_dtype" if "torch_dtype" in config else "dtype"
         config[name] = dtypes.pop() if len(dtypes) == 1 else "float32"
     return config
 
 
 def _write(
-    output: Path,
-    model: Any,
-    state: dict[str, Any],
-    tokenizer: Any,
-    original: str | os.PathLike[str] | None,
-    texts: Mapping[str, str],
+    output: Path, model: Any, state: Any, tokenizer: Any, original: Path | None, texts: dict[str, str]
 ) -> None:
     partial = output.with_name(f".{output.name[:200]}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
@@ -205,7 +193,7 @@ def _write(
         if original is not None:
             (partial / "generation_config.json").unlink(missing_ok=True)  # the original's, if there is one
             for pattern in _KEPT:
-                for file in Path(original).glob(pattern):
+                for file in original.glob(pattern):
                     if file.is_file():
                         shutil.copyfile(file, partial / file.name)
         for name, text in texts.items():

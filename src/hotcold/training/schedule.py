@@ -44,7 +44,6 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         self.weight, self.stages = weight, [(float(end), float(share)) for end, share in stages]
         self._units: list[float] = []  #: of the penalty, which fills the list in the first batch
         self._penalty: SparsityPenalty | None = None
-        self._hook: Any = None
 
     def weight_at(self, progress: float) -> float:
         """The weight of the penalty at a share of the run, from 0 to 1."""
@@ -61,7 +60,6 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         if state.global_step and not self._units:
             fix = "start again, or continue a checkpoint that was saved with SparsitySchedule"
             raise UserError(f"the checkpoint of step {state.global_step} has no units of the penalty: {fix}")
-        self._accumulated = args.gradient_accumulation_steps
         self._hook = model.register_forward_hook(self._add_penalty, with_kwargs=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -75,9 +73,7 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
             state.log_history[-1] |= figures  # the Trainer has copied the logs by now
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._hook.remove()
 
     def _add_penalty(self, model: Any, args: Any, inputs: dict[str, Any], output: Any) -> Any:
         if not model.training or self._penalty is None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotcold.convert.checkpoint import Checkpoint, open_checkpoint
+from hotcold.convert.checkpoint import open_checkpoint
 from hotcold.convert.finding import activation, find_layout
 from hotcold.convert.vocabulary import vocabulary_metadata
 from hotcold.errors import UserError
@@ -18,15 +18,11 @@ from hotcold.values import shown
 class Original:
     """A checkpoint folder whose model can be made sparse, before its weights are read."""
 
-    checkpoint: Checkpoint
+    folder: Path
     tokenizer: Tokenizer  #: as in the converted file
     config: dict[str, Any]  #: config.json
     key: str  #: of the activation in it
     context: int  #: the model's largest number of positions
-
-    @property
-    def folder(self) -> Path:
-        return self.checkpoint.folder
 
 
 def open_original(folder: Path, wanted: str = "drelu") -> Original:
@@ -56,7 +52,7 @@ def open_original(folder: Path, wanted: str = "drelu") -> Original:
         problem = f"{folder}: {key} is that of states, too, so {wanted} would change both"
         raise UserError(f"{problem}: `activation=drelu` changes only the FFN")
     tokenizer = Tokenizer.from_metadata(vocabulary_metadata(checkpoint, facts.integer("vocab_size")))
-    return Original(checkpoint, tokenizer, config, key, facts.integer("max_position_embeddings"))
+    return Original(folder, tokenizer, config, key, facts.integer("max_position_embeddings"))
 
 
 def load_model(original: Original, device: Any, dtype: Any = torch.float32) -> Any:

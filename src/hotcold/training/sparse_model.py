@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,8 +36,8 @@ class WatchedActivation(SparseActivation):
     In training these are the sum of absolute values, which is differentiable, and the number of zeros. Each
     pass replaces them, so a pass that activation checkpointing repeats has no effect."""
 
-    def __init__(self, kind: str, layer: int, threshold: float = 0.0) -> None:
-        super().__init__(kind, layer, threshold)
+    def __init__(self, kind: str, layer: int) -> None:
+        super().__init__(kind, layer)
         self.counting = False
         self.begin()
 
@@ -108,18 +108,17 @@ def _check_layers(model: Any, layers: set[int]) -> None:
     """Raises UserError if some layers have no FFN of a known form."""
     if not layers:
         raise UserError(f"{printable(type(model).__name__)} has no FFN of a known form: {_FORMS} are needed")
-    numbers = range(model.config.get_text_config().num_hidden_layers)
-    if others := sorted(set(numbers) - layers):
-        raise UserError(f"the FFN of layer {others[0]} is of an unknown form: {_FORMS} are needed")
+    if unknown := set(range(model.config.get_text_config().num_hidden_layers)) - layers:
+        raise UserError(f"the FFN of layer {min(unknown)} is of an unknown form: {_FORMS} are needed")
 
 
 def _other_activations(model: Any, known: list[tuple[Any, str, int]]) -> list[str]:
     """Names of the classes outside FFNs with an activation. UserError: one of them is an unknown FFN."""
-    inside = {id(part) for module, _, _ in known for part in [module, *module.children()]}
+    inside = {id(part) for ffn, _, _ in known for part in [ffn, *ffn.children()]}
     names = []
-    for each in model.modules():
-        if id(each) not in inside and (activation_name(each) or hasattr(each, "activation")):
-            names.append(printable(type(each).__name__))
+    for module in model.modules():
+        if id(module) not in inside and (activation_name(module) or hasattr(module, "activation")):
+            names.append(printable(type(module).__name__))
             if re.search("mlp|expert|ffn|feedforward", names[-1].lower()):
                 raise UserError(f"the FFN {names[-1]} is of an unknown form: {_FORMS} are needed")
     return names
@@ -160,11 +159,17 @@ def activations_of(model: Any) -> list[WatchedActivation]:
 def sparse_layers(model: Any) -> list[list[WatchedActivation]]:
     """The activations of a model by layer, also inside wrappers such as DDP. UserError: it has none."""
     layers: dict[int, list[WatchedActivation]] = {}
-    for each in activations_of(model):
-        layers.setdefault(each.layer, []).append(each)
+    for activation in activations_of(model):
+        layers.setdefault(activation.layer, []).append(activation)
     if not layers:
         raise UserError(f"{printable(type(model).__name__)} is not sparse: call make_sparse(model) first")
     return [layers[number] for number in sorted(layers)]
+
+
+def set_thresholds(layers: list[list[WatchedActivation]], thresholds: Sequence[float]) -> None:
+    for layer, threshold in zip(layers, thresholds, strict=True):
+        for activation in layer:
+            activation.threshold = float(threshold)
 
 
 class SparsityPenalty:
@@ -183,27 +188,27 @@ class SparsityPenalty:
         """The penalty of the last forward pass. UserError: that pass stored no activations."""
         means, self.zeros = [], []
         for layer in self._layers:
-            used = [each for each in layer if each.magnitude is not None]
+            used = [activation for activation in layer if activation.magnitude is not None]
             if not used:
                 raise UserError(
                     "no activations to penalise: call the penalty once after each forward pass in training; "
                     "activation checkpointing needs use_reentrant=False"
                 )
-            values = sum(each.values for each in used)
-            means.append(sum(each.magnitude for each in used) / values)
-            self.zeros.append(sum(each.zeros for each in used) / values)
-            for each in used:
-                each.begin()
-        magnitudes = torch.stack([each.to(means[0].device) for each in means])
+            values = sum(activation.values for activation in used)
+            means.append(sum(activation.magnitude for activation in used) / values)
+            self.zeros.append(sum(activation.zeros for activation in used) / values)
+            for activation in used:
+                activation.begin()
+        magnitudes = torch.stack([mean.to(means[0].device) for mean in means])
         if not self.units:
-            means = sum_of_processes(magnitudes.detach().clone()) / process_count()
-            self.units.extend(means.clamp_min(1e-12).tolist())
+            units = sum_of_processes(magnitudes.detach().clone()) / process_count()
+            self.units.extend(units.clamp_min(1e-12).tolist())
         return self.weight * (magnitudes / magnitudes.new_tensor(self.units)).mean()
 
     @property
     def mean_zeros(self) -> float:
         """The share of zeros in the last batch."""
-        return float(sum(float(each) for each in self.zeros) / max(1, len(self.zeros)))
+        return sum(map(float, self.zeros)) / max(1, len(self.zeros))
 
     def state_dict(self) -> dict[str, Any]:
         return {"units": self.units}
@@ -237,7 +242,7 @@ def measure_sparsity(model: Any, batches: Iterable[Batch], reference: Any = None
     its original activation has no zeros. UserError: there is no batch."""
     activations = activations_of(model)
     device = next(model.parameters()).device
-    layers = sorted({each.layer for each in activations})
+    layers = sorted({activation.layer for activation in activations})
     zeros, values = torch.zeros(2, len(layers), dtype=torch.float64, device=device)
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     with evaluating(model, counting=True), evaluating(reference), torch.no_grad():
@@ -246,12 +251,12 @@ def measure_sparsity(model: Any, batches: Iterable[Batch], reference: Any = None
             logits = model(**inputs, use_cache=False).logits
             others = reference(**inputs, use_cache=False).logits if reference is not None else None
             sums += losses(logits, others, labels)
-            for each in activations:
-                zeros[layers.index(each.layer)] += each.zeros
-                values[layers.index(each.layer)] += each.values
-                each.begin()
-    for each in (sums, zeros, values):
-        sum_of_processes(each)
+            for activation in activations:
+                zeros[layers.index(activation.layer)] += activation.zeros
+                values[layers.index(activation.layer)] += activation.values
+                activation.begin()
+    for totals in (sums, zeros, values):
+        sum_of_processes(totals)
     loss, divergence, tokens = sums.tolist()
     if not tokens:
         raise UserError("there is no token to measure with: give at least one batch of two tokens")
@@ -296,11 +301,11 @@ def evaluating(model: Any, *, counting: bool = False) -> Iterator[None]:
         return
     training, counters = model.training, activations_of(model) if counting else []
     model.eval()
-    for each in counters:
-        each.counting = True
+    for activation in counters:
+        activation.counting = True
     try:
         yield
     finally:
         model.train(training)
-        for each in counters:
-            each.counting = False
+        for activation in counters:
+            activation.counting = False

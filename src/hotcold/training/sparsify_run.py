@@ -19,7 +19,7 @@ from hotcold.training.libraries import summary_writer, torch, transformers
 from hotcold.training.processes import in_first_process, process_count, process_rank, sum_of_processes
 from hotcold.training.run_state import RunState
 from hotcold.training.schedule import penalty_share
-from hotcold.training.sparse_checkpoint import Original, load_model, stored_type
+from hotcold.training.sparse_checkpoint import Original, load_model
 from hotcold.training.sparse_model import (
     IGNORED,
     Kind,
@@ -105,8 +105,9 @@ class Log:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         if self._events is not None:
-            layers = {f"zeros_by_layer/{n}": each for n, each in enumerate(values.pop("zeros_by_layer", ()))}
-            for name, value in (values | layers).items():
+            zeros = enumerate(values.pop("zeros_by_layer", ()))
+            by_layer = {f"zeros_by_layer/{layer}": share for layer, share in zeros}
+            for name, value in (values | by_layer).items():
                 self._events.add_scalar(name, value, step)
             self._events.flush()
 
@@ -164,7 +165,6 @@ class Run:
         # A GPU lacks deterministic versions of a few operations, which only warn.
         torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
         self.model = load_model(original, device)
-        self._stored = stored_type(original)
         self.original = self.measure(self.model) if sparse else None  #: before the activation changes
         self._teacher = None
         if options.distil and sparse:
@@ -305,8 +305,8 @@ class Run:
 
     def _backward(self, rows: Any, learned: int) -> Any:
         """Adds the gradient of some windows; returns their parts of the step's loss, penalty and zeros."""
-        values = inputs_and_labels(rows).values()
-        ids, labels = (torch.from_numpy(each).to(self._device) for each in values)
+        arrays = inputs_and_labels(rows).values()
+        ids, labels = (torch.from_numpy(values).to(self._device) for values in arrays)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             loss, wanted = self._losses(ids, labels[:, 1:].flatten()) / learned
         penalty = zeros = torch.zeros((), device=self._device)
@@ -324,7 +324,8 @@ class Run:
             with torch.no_grad():
                 states.append(self._states(self._teacher, ids))
         total = torch.zeros(2, device=self._device)
-        for parts in zip(*(each.split(self._options.loss_chunk) for each in (labels, *states)), strict=True):
+        chunks = (values.split(self._options.loss_chunk) for values in (labels, *states))
+        for parts in zip(*chunks, strict=True):
             total = total + torch.utils.checkpoint.checkpoint(self._loss_of, *parts, use_reentrant=False)
         return total
 
@@ -349,10 +350,10 @@ class Run:
             fix = "start again with a lower `learning_rate` and another `work`"
             raise UserError(f"{name} is {number} at step {self.step + 1} of {self.steps}: {fix}")
 
-    def round_weights(self) -> None:
+    def round_weights(self, dtype: Any) -> None:
         """Rounds the weights to the type of the output. UserError: a weight is too large."""
         with torch.no_grad():
             for parameter in self.model.parameters():
-                parameter.copy_(parameter.to(self._stored))
+                parameter.copy_(parameter.to(dtype))
                 if not bool(torch.isfinite(parameter).all()):
-                    raise UserError(f"a weight is too large for the checkpoint's type, {self._stored}")
+                    raise UserError(f"a weight is too large for the checkpoint's type, {dtype}")

@@ -79,30 +79,36 @@ def sparsify(
     UserError: a value is not allowed, a folder is no checkpoint of a known form, a text is too short or of
     another form, memory or disk do not suffice, the loss is not a number, or ``work`` is another run's."""
     start = time.monotonic()
-    _check(options, output)
+    if options.activation not in KINDS:
+        raise UserError(f"activation {options.activation!r}: choose from {', '.join(KINDS)}")
+    real("`distil`", options.distil, 0, 1, "a share of the loss")
+    real("`learning_rate`", options.learning_rate, 1e-30, math.inf)
+    real("l1", options.l1, 0, math.inf)
+    check_new(output)
     folder = work or output.with_name(output.name + ".work")
     if log is not None and not RunState(folder, {}).exists():
-        output_file(log, force=force, inputs=[each.path for each in sources])
+        output_file(log, force=force, inputs=[source.path for source in sources])
     original = open_original(checkpoint, options.activation)
+    dtype = stored_type(original)
     whole("`context`", options.context, 2, original.context, f"the model has {original.context} positions")
-    with _processes(), _memory():
+    with _processes():
         if process_rank():  # only the first process reports
             report, progress, note = lambda figures: None, lambda done, total: None, lambda text: None
         place = _device(device)
         vocabulary = int(original.config["vocab_size"])
         encoder = Encoder(original.tokenizer, original.folder, vocabulary, options.special)
-        texts = cache or folder / "tokens"
-        mixture = Mixture(sources, encoder, options.context, options.seed, texts, held_out)
+        token_files = cache or folder / "tokens"
+        mixture = Mixture(sources, encoder, options.context, options.seed, token_files, held_out)
         state = RunState(folder, _identity(original, mixture, options))
 
         def trained(state: RunState, *, sparse: bool) -> Run:
             run = Run(original, mixture, options, place, sparse=sparse)
             run.check_disk(state)
             run.restore(state)
-            for each in run.reports:
-                report(each)
+            for earlier_report in run.reports:
+                report(earlier_report)
             run.train(state, report, progress, save_seconds, log if sparse else None, note)
-            run.round_weights()
+            run.round_weights(dtype)
             return run
 
         run = trained(state, sparse=True)
@@ -118,45 +124,29 @@ def sparsify(
             choice,
             time.monotonic() - start,
         )
-        dtype = stored_type(original)
         save_sparse(run.model, output, original=original.folder, report=done.report(), dtype=dtype)
     return done
 
 
-def _check(options: SparsifyOptions, output: Path) -> None:
-    if options.activation not in KINDS:
-        raise UserError(f"activation {options.activation!r}: choose from {', '.join(KINDS)}")
-    real("`distil`", options.distil, 0, 1, "a share of the loss")
-    real("`learning_rate`", options.learning_rate, 1e-30, math.inf)
-    real("l1", options.l1, 0, math.inf)
-    check_new(output)
-
-
 @contextmanager
 def _processes() -> Any:
-    """Joins the other processes, if torchrun started several."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or process_count() > 1:
-        yield
-        return
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-@contextmanager
-def _memory() -> Any:
+    """Joins the other processes, if torchrun started several. UserError: memory does not suffice."""
+    joins = int(os.environ.get("WORLD_SIZE", "1")) > 1 and process_count() == 1
+    if joins:
+        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
     except torch.OutOfMemoryError:
         fix = "a smaller batch, a shorter context or checkpointing takes less"
         raise UserError(f"out of memory: {fix}") from None
+    finally:
+        if joins:
+            torch.distributed.destroy_process_group()
 
 
 def _device(name: str | None) -> Any:
-    default = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    wanted = name or default
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    wanted = name or (gpu if torch.cuda.is_available() else "cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, products are not deterministic
     with library_errors(f"`device` {wanted} cannot be used (cpu always works)"):
         torch.empty(1, device=wanted)

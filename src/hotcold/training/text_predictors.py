@@ -62,8 +62,8 @@ def train_predictors(
             texts = Texts(*(_inputs(model, layer, config, part) for part in (learned, check, held_out)))
             best.append(train_layer(file, config, layer, options, settings, texts, Path(folder)).best)
             progress(layer + 1, config.layers)
-        fits = [each.fit for each in best]
-        tensors = [each.tensors for each in best]
+        fits = [fitted.fit for fitted in best]
+        tensors = [fitted.tensors for fitted in best]
         write_sidecar(Path(output), file.fingerprint(), tensors, options.facts(fits))
     return fits
 
@@ -71,12 +71,13 @@ def train_predictors(
 def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inputs:
     """Inputs of a layer's FFN: ``normed``, and for experts the ``ids`` of the experts of each token."""
     kept: dict[str, list[Any]] = {"normed": [], "ids": []}
-    of_experts = config.experts_of(layer) is not None
-    modules = [each for each in ffns(model) if each[2] == layer and (each[1] == "experts" or not of_experts)]
+    modules = [(module, form) for module, form, number in ffns(model) if number == layer]
+    if config.experts_of(layer) is not None:
+        modules = [(module, form) for module, form in modules if form == "experts"]
     if len(modules) != 1:
         problem = f"layer {layer} of the model has {len(modules)} FFNs"
         raise UserError(f"{problem}: the file belongs to another model")
-    (module, form, _), width = modules[0], config.dim
+    module, form = modules[0]
 
     def keep(_: Any, args: tuple[Any, ...]) -> None:
         kept["normed"].append(args[0].detach().float().cpu().reshape(-1, args[0].shape[-1]).numpy())
@@ -93,7 +94,7 @@ def _inputs(model: Any, layer: int, config: Config, batches: list[Batch]) -> Inp
     finally:
         hook.remove()
     inputs = {name: np.concatenate(parts) for name, parts in kept.items() if parts}
-    if inputs["normed"].shape[1] != width:
-        problem = f"FFNs of the model read {inputs['normed'].shape[1]} numbers, and of the file {width}"
+    if (width := inputs["normed"].shape[1]) != config.dim:
+        problem = f"FFNs of the model read {width} numbers, and of the file {config.dim}"
         raise UserError(f"{problem}: it belongs to another model")
     return inputs

@@ -1,5 +1,6 @@
 """Chooses thresholds of gates on held-out text, within a bound on the divergence they cause (FATReLU)."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from hotcold.training.sparse_model import (
     evaluating,
     inputs_of,
     losses,
+    set_thresholds,
     sparse_layers,
 )
 
@@ -61,7 +63,6 @@ def choose_thresholds(
     best = _times(max(within), units)
     if mode == "per-layer":
         best = search.by_layer(scales, max_divergence, best)
-    search.set(best)
     divergence, zeros = search.at([best])[0]
     points = [(share, *point) for share, point in zip(shares, curve, strict=True)]
     return Thresholds(best, divergence, zeros, points)
@@ -78,15 +79,10 @@ class _Search:
         self._model, self._layers, self._batches = model, layers, batches
         self._device = next(model.parameters()).device
 
-    def set(self, thresholds: Sequence[float]) -> None:
-        for layer, threshold in zip(self._layers, thresholds, strict=True):
-            for activation in layer:
-                activation.threshold = threshold
-
     def scales(self) -> list[float]:
         """By layer, the root mean square of positive gates."""
         sums = torch.zeros(2, len(self._layers), dtype=torch.float64, device=self._device)
-        self.set([0.0] * len(self._layers))
+        set_thresholds(self._layers, [0.0] * len(self._layers))
         with evaluating(self._model, counting=True), torch.no_grad():
             for batch in self._batches:
                 self._logits(inputs_of(batch, self._device)[0])
@@ -97,18 +93,21 @@ class _Search:
         return [float(scale) for scale in (squares / counts.clamp_min(1)).sqrt()]
 
     def at(self, candidates: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-        """Mean divergence and share of zeros of each candidate, a list of one threshold for each layer."""
+        """Mean divergence and share of zeros of each candidate, a list of one threshold for each layer.
+
+        The last candidate stays set."""
         totals = torch.zeros(len(candidates), 4, dtype=torch.float64, device=self._device)
         with evaluating(self._model, counting=True), torch.no_grad():
             for batch in self._batches:
                 inputs, labels = inputs_of(batch, self._device)
-                self.set([0.0] * len(self._layers))
+                set_thresholds(self._layers, [0.0] * len(self._layers))
                 aim = self._logits(inputs)
                 for row, candidate in zip(totals, candidates, strict=True):
-                    self.set(candidate)
+                    set_thresholds(self._layers, candidate)
                     row[:2] += losses(self._logits(inputs), aim, labels)[1:]
-                    row[2] += sum(each.zeros for layer in self._layers for each in layer)
-                    row[3] += sum(each.values for layer in self._layers for each in layer)
+                    for activation in itertools.chain(*self._layers):
+                        row[2] += activation.zeros
+                        row[3] += activation.values
         rows = sum_of_processes(totals).tolist()
         if not all(tokens for _, tokens, _, _ in rows):
             raise UserError("there is no held-out token to choose thresholds with: give at least one batch")
@@ -132,7 +131,7 @@ class _Search:
 
         def best_at(price: float) -> list[float]:
             worth = [[zeros - price * divergence for divergence, zeros in curve] for curve in alone]
-            return [units[each.index(max(each))][layer] for layer, each in enumerate(worth)]
+            return [units[row.index(max(row))][layer] for layer, row in enumerate(worth)]
 
         low, high = _PRICES
         inside, outside = [0.0] * len(scales), best_at(low)
@@ -144,4 +143,4 @@ class _Search:
                 inside, high = tried, price
             else:
                 outside, low = tried, price
-        return max(common, inside, key=lambda each: self.at([each])[0][1])
+        return max(common, inside, key=lambda thresholds: self.at([thresholds])[0][1])

@@ -3,7 +3,7 @@
 import hashlib
 import importlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -110,7 +110,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
                     raise UserError(f"{path}, line {number} is not a JSON object: {error}") from None
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
+def _parquet_rows(path: Path) -> Iterable[tuple[int, Any]]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -118,11 +118,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     with library_errors(f"{path} is not a Parquet file"):
         file = parquet.ParquetFile(path)
     names = [name for name in ("text", "messages") if name in file.schema_arrow.names]
-    number = 0
-    for batch in file.iter_batches(1024, columns=names or None):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+    batches = file.iter_batches(1024, columns=names or None)
+    return enumerate((row for batch in batches for row in batch.to_pylist()), 1)
 
 
 def hash_of(path: Path) -> str:

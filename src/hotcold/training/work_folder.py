@@ -40,7 +40,7 @@ def open_work_folder(path: str | os.PathLike[str], facts: Mapping[str, Any]) -> 
 
 def check_space(folder: Path, nbytes: int) -> None:
     """Raises UserError if the disk has less space than a run needs, minus the files of its folder."""
-    held = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     free = shutil.disk_usage(folder).free
     if nbytes - held > free:
         got = f"{(nbytes - held) / 2**30:.2f} GiB are needed, and {free / 2**30:.2f} GiB are free"
