@@ -45,7 +45,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-    torch.use_deterministic_algorithms(False)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def few_threads() -> Any:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-    torch.use_deterministic_algorithms(False)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.fixture(scope="module")

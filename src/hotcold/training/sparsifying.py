@@ -18,6 +18,7 @@ from typing import Any
 from hotcold.errors import UserError
 from hotcold.formats.files import output_file
 from hotcold.training.libraries import library_errors, torch
+from hotcold.training.predictor import reproducible
 from hotcold.training.processes import process_count, process_rank
 from hotcold.training.run_state import RunState
 from hotcold.training.saving import check_new, save_sparse
@@ -91,7 +92,7 @@ def sparsify(
     original = open_original(checkpoint, options.activation)
     dtype = stored_type(original)
     whole("`context`", options.context, 2, original.context, f"the model has {original.context} positions")
-    with _processes():
+    with _processes(), reproducible(None):
         if process_rank():  # only the first process reports
             report, progress, note = lambda figures: None, lambda done, total: None, lambda text: None
         place = _device(device)
