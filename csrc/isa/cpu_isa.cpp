@@ -67,12 +67,14 @@ constexpr Known kKnown[] = {
 };
 
 std::string find_tile_fault() {
+#if defined(__x86_64__) || defined(_M_X64)
     if (!lists_amx()) return "";
     if (const int error = request_tiles())
         return std::string("Linux refuses AMX's tiles to this process: ") + std::strerror(error);
     for (const Known& known : kKnown)
         if (!std::strcmp(known.name, "amx") && known.kernels && !known.kernels()->tiles_agree())
             return "AMX's tiles and plain loops multiply with different results";
+#endif
     return "";
 }
 
