@@ -6,7 +6,8 @@
 
 Zig's compiler has the headers and symbols of each glibc and links the C++ library statically, so the Linux
 that builds may be newer and of another processor. ``auditwheel`` checks the symbols and adds the tag of the
-oldest glibc that has them. The wheel is for the Python that runs this: 3.11, or 3.12 and later (``cp312-abi3``)."""
+oldest glibc that has them. The wheel is for the Python that runs this: 3.11, or 3.12 and later
+(``cp312-abi3``)."""
 
 from __future__ import annotations
 
