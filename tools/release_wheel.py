@@ -5,8 +5,9 @@
     python tools/release_wheel.py --output dist --processor aarch64
 
 Zig's compiler has the headers and symbols of each glibc and links the C++ library statically, so the Linux
-that builds may be newer and of another processor. ``auditwheel`` checks the symbols and adds the tag
-``manylinux_2_28``. The wheel is for the Python that runs this: 3.11, or 3.12 and later (``cp312-abi3``)."""
+that builds may be newer and of another processor. ``auditwheel`` checks the symbols and adds the tag of the
+oldest glibc that has them. The wheel is for the Python that runs this: 3.11, or 3.12 and later
+(``cp312-abi3``)."""
 
 from __future__ import annotations
 
@@ -95,8 +96,8 @@ def main() -> int:
         command = [sys.executable, "-c", BUILD, built, kept / "cmake"]
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
         (wheel,) = built.glob("*.whl")
-        platform = f"manylinux_{GLIBC.replace('.', '_')}_{args.processor}"
-        command = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "--only-plat"]
+        # auditwheel accepts tags of this machine's processor, or "auto", which is the wheel's own processor.
+        command = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--only-plat"]
         subprocess.run([*command, "--wheel-dir", checked, wheel], env=environment, check=True)
         (wheel,) = checked.glob("*.whl")
         args.output.mkdir(parents=True, exist_ok=True)
