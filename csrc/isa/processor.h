@@ -54,7 +54,11 @@ int request_tiles() {
     constexpr int request_permission = 0x1023, tile_data = 18;
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0 ? 0 : errno;
 }
+#else
+bool lists_amx() { return false; }
+int request_tiles() { return 0; }
 #endif
+bool has_amx() { return lists_amx() && request_tiles() == 0; }
 bool has_avxvnni() { return has_avx2() && (cpuid(7, 1).a >> 4 & 1); }
 
 #elif defined(__aarch64__) || defined(_M_ARM64)
@@ -88,11 +92,6 @@ bool has_i8mm() {
 }
 #endif
 
-#if !(defined(__x86_64__) && defined(__linux__))
-bool lists_amx() { return false; }
-int request_tiles() { return 0; }
-#endif
-[[maybe_unused]] bool has_amx() { return lists_amx() && request_tiles() == 0; }
 bool has_always() { return true; }
 
 struct InstructionSet {
