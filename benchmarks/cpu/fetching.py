@@ -24,8 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hotcold.kernels import _native
-from hotcold.kernels.processor import fetching
+from hotcold.kernels.processor import fetching, set_fetching
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu.compare import Clock, Files, add_model_options, contestants, facts, model_folder
@@ -34,12 +33,6 @@ from lib.machine import STATES, MachineState
 from lib.report import Sample, interval, ratios
 
 SETTINGS = ("3K:1", "1K:1", "2K:1", "4K:1", "8K:1", "16K:1", "1K:2", "2K:2", "3K:2", "4K:2", "8K:2", "16K:2")
-
-
-def parsed(setting: str) -> tuple[int, int]:
-    """Bytes ahead and level: ``3K:1`` is 3072 bytes into L1."""
-    kilobytes, level = setting.split("K:")
-    return int(kilobytes) << 10, int(level)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[Sample]:
@@ -51,7 +44,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[Sample]:
         for mode in order([mode for mode in modes if mode in args.modes], max(round, 0)):
             for setting in random.sample(args.settings, len(args.settings)):
                 run = modes[mode].prepare(DECODE, round + 1)
-                _native.set_fetching(*parsed(setting))
+                set_fetching(setting)
                 measured, conditions = machine.around(run, 0.02)
                 speeds = measured.tok_s, measured.gb_s, conditions.read_gb_s
                 samples.append(Sample(args.type, mode, setting, round, *speeds, conditions.state))

@@ -43,7 +43,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from hotcold.formats.blocks import BLOCK_TYPES, BlockType, Tensor
-from hotcold.kernels import _native
 from hotcold.kernels.backend import (
     DECODE_ROWS,
     FFN_COUNTS,
@@ -56,10 +55,9 @@ from hotcold.kernels.backend import (
 )
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.kernels.cpu_weights import PackedFFN
-from hotcold.kernels.processor import fetching
+from hotcold.kernels.processor import fetching, set_fetching
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from cpu.fetching import parsed
 from lib.contestants import DECODE, Plan
 from lib.curves import Curve, Panel, svg
 from lib.llama import LlamaCpp
@@ -225,7 +223,7 @@ def measure(
             read = 0.0 if args.own_time else probe.measure(0.01)
             for name, setting in random.sample(arms, len(arms)):
                 if setting != "-":
-                    _native.set_fetching(*parsed(setting))
+                    set_fetching(setting)
                 runs = []
                 for _ in range(STEPS + 1):  # the first one comes to caches that others have filled
                     active = np.zeros(neurons, bool)

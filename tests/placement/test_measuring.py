@@ -123,12 +123,16 @@ def test_masks_of_one_word() -> None:
     assert (bits.sum(axis=0) == 1).all() and bits.sum(axis=1).tolist() == [7, 7, 7, 7, 6, 6, 6, 6, 6, 6]
 
 
-@pytest.mark.parametrize(("gain", "chosen"), [(1.02, "3K:1"), (1.1, "8K:2")])
+@pytest.mark.parametrize(
+    ("dense_gain", "rows_gain", "chosen"),
+    [(1.02, 1.02, "3K:1"), (1.1, 1.1, "8K:2"), (1.2, 0.8, "3K:1"), (0.8, 1.2, "3K:1"), (1.2, 0.95, "8K:2")],
+)
 def test_a_clearly_faster_prefetch_setting_is_used(
-    gain: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+    dense_gain: float, rows_gain: float, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure_setting(probe: NeuronProbe, seconds: float, backend: Backend, *, dense: bool) -> float:
-        return {"3K:1": 10.0, "8K:2": 10.0 * gain}.get(fetching(), 9.0) * (2 if dense else 1)
+        gains = {"3K:1": 1.0, "8K:2": dense_gain if dense else rows_gain}
+        return gains.get(fetching(), 0.9) * (20 if dense else 10)
 
     monkeypatch.setattr(NeuronProbe, "measure", measure_setting)
     before = fetching()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,42 @@ def test_models_use_the_prefetch_setting_that_doctor_measured(
     finally:
         set_fetching(default)
         machine.use_measured_fetching.cache_clear()
+
+
+@pytest.mark.parametrize("folder", ["relative", "damaged", "of another machine"])
+def test_models_load_without_usable_prefetch_figures(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative" if folder == "relative" else str(tmp_path))
+    monkeypatch.setattr(machine, "fetching_is_measured", lambda: False)
+    (tmp_path / "hotcold").mkdir()
+    other = replace(find_hardware("rtx4060"), fetching="16K:2")
+    text = "{" if folder == "damaged" else json.dumps(asdict(other))
+    (tmp_path / "hotcold" / "hardware.json").write_text(text)
+    default = fetching()
+    machine.use_measured_fetching.cache_clear()
+    try:
+        hotcold.LLM(gpu="off").close()
+        assert fetching() == default
+    finally:
+        set_fetching(default)
+        machine.use_measured_fetching.cache_clear()
+
+
+def test_settings_that_cannot_be_measured_leave_the_other_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(threads: int, nbytes: int, seconds: float) -> str:
+        raise MemoryError("no memory")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
+    monkeypatch.setattr(doctor, "fetching_is_measured", lambda: False)
+    monkeypatch.setattr(doctor, "measure_fetching", fail)
+    diagnosis = hotcold.doctor(gpu="off")
+    assert diagnosis.hardware is not None and diagnosis.hardware.fetching == ""
+    assert "prefetch settings were not measured: no memory" in diagnosis.notes
 
 
 def test_doctor_measures_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,11 +53,12 @@ def measured_hardware(gpu: GPU | None) -> Hardware | None:
 @cache
 def use_measured_fetching() -> None:
     """Sets the prefetch setting that ``doctor`` measured, once a process, on a processor whose default was
-    not measured."""
+    not measured. A cache folder that cannot be used and damaged files change nothing: doctor reports them."""
     if fetching_is_measured():
         return
-    for path in sorted(cache_path(None).parent.glob("hardware*.json")):  # one for each GPU
-        with suppress(OSError, ValueError):  # damaged: doctor reports it
-            hardware = find_hardware(str(path))
-            if hardware.name.startswith(machine_name(None)) and hardware.fetching:
-                return set_fetching(hardware.fetching)
+    with suppress(OSError, ValueError):
+        for path in sorted(cache_path(None).parent.glob("hardware*.json")):  # one for each GPU
+            with suppress(OSError, ValueError):
+                hardware = find_hardware(str(path))
+                if hardware.name.startswith(machine_name(None)) and hardware.fetching:
+                    return set_fetching(hardware.fetching)

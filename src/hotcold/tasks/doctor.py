@@ -6,7 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,7 @@ def _measure(
     caches, all_threads = machine["cache_bytes"], machine["threads"]
     source = f"measured by hotcold doctor, {datetime.datetime.now():%Y-%m-%d %H:%M}"
     measured: list[Bandwidth] = []
-    nbytes = 0
+    nbytes, prefetch = 0, ""
     try:
         nbytes = buffer_bytes(caches, machine["free_bytes"])
         if nbytes < 2 * caches:
@@ -197,9 +197,7 @@ def _measure(
             notes.append(
                 f"{got}: much of it fits in the caches ({size(caches)}), so the figures are too high"
             )
-        if not fetching_is_measured():
-            best = measure_fetching(all_threads, nbytes, _FETCHING_SECONDS)
-            text.add(f"\nprefetch    {best}; measured, none of {', '.join(FETCHING)} is clearly faster")
+        prefetch = _measure_fetching(all_threads, nbytes, notes, text)
         powers_of_two = [1 << i for i in range((all_threads - 1).bit_length())]
         threads = [*powers_of_two, all_threads]
         measured = measure(threads, nbytes, _SECONDS, partial(progress, "measuring"), notes.append)
@@ -216,7 +214,21 @@ def _measure(
     on_all = [each for each in measured if each.threads == all_threads]
     if {"dense", "rows"} - {each.access for each in on_all}:
         return None, speed is not None
-    return _hardware(machine, source, on_all, gpu, speed), speed is not None
+    return replace(_hardware(machine, source, on_all, gpu, speed), fetching=prefetch), speed is not None
+
+
+def _measure_fetching(threads: int, nbytes: int, notes: list[str], text: _Text) -> str:
+    """Returns the prefetch setting that is used from now on; empty if the default was measured on such a
+    processor, or, with a note, if the measurement fails."""
+    if fetching_is_measured():
+        return ""
+    try:
+        best = measure_fetching(threads, nbytes, _FETCHING_SECONDS)
+    except FAILURES as error:
+        notes.append(f"prefetch settings were not measured: {reason_of(error)}")
+        return ""
+    text.add(f"\nprefetch    {best}; measured, none of {', '.join(FETCHING)} is clearly faster")
+    return best
 
 
 def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]) -> GPUSpeed | None:
@@ -262,7 +274,6 @@ def _hardware(
         layer_s=speed.layer_s if speed else 0,
         kernels_gb_s=speed.kernels_gb_s if speed else {},
         layers_s=speed.layers_s if speed else {},
-        fetching="" if fetching_is_measured() else fetching(),
         machine=machine,
     )
 
