@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,7 @@ DATA = Path(__file__).parent.parent / "data"
 IDS = torch.randint(3, 120, (2, 12), generator=torch.Generator().manual_seed(0))
 #: Families whose classes compute activations outside FFNs as well, or have further names of weights.
 FEW = ("tiny-qwen3next", "tiny-gemma3", "tiny-qwen3moe")
-
-
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("module_cache")
 
 
 def check(model: Any, kind: Any, output: Path, **given: Any) -> None:

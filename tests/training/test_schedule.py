@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,14 +18,6 @@ from hotcold.training import SparsityPenalty, SparsitySchedule, make_sparse  # n
 LLAMA = Path(__file__).parent.parent / "data" / "tiny-llama"
 ROWS = torch.randint(3, 200, (64, 24), generator=torch.Generator().manual_seed(7))
 STAGES = ((0.25, 0.5), (1.0, 1.0))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sparse_model() -> Any:

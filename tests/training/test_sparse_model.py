@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,6 @@ from hotcold.training.thresholds import _Search  # noqa: E402
 
 DATA = Path(__file__).parent.parent / "data"
 IDS = torch.randint(3, 200, (2, 16), generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def dense(name: str = "tiny-llama", **more: Any) -> Any:

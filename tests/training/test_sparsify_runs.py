@@ -39,15 +39,6 @@ OPTIONS = SparsifyOptions(tokens=40 * 128, learning_rate=1e-3, context=32, batch
 LLAMA = golden_checkpoint("tiny-llama")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Source:
     path = tmp_path_factory.mktemp("texts") / "heidi.txt"

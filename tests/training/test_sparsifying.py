@@ -33,15 +33,6 @@ LLAMA = golden_checkpoint("tiny-llama")
 HEIDI = (DATA / "heidi.txt").read_text(encoding="utf-8")
 
 
-@pytest.fixture(autouse=True)
-def few_threads() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Source:
     path = tmp_path_factory.mktemp("texts") / "heidi.txt"
