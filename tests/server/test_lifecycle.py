@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -111,14 +112,27 @@ def test_clients_beside_each_other_get_their_own_answers(server: Served) -> None
     assert len(found) == len(prompts) and all(text == alone[prompt] for prompt, text in found)
 
 
+@contextmanager
+def paused_engine(server: Served) -> Iterator[None]:
+    """Stops the engine's process, so that no answer ends before the test lets it go on."""
+    (engine,) = children(server.process.pid)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if alive(engine):
+            os.kill(engine, signal.SIGCONT)
+
+
 @POSIX
 def test_sigterm_lets_requests_finish() -> None:
     with served(*SLOW) as server, stream_of(server, {**LONG, "max_tokens": 40}) as events:
         next(events)
-        server.signal(signal.SIGTERM)
-        with server.client() as client:
-            until(lambda: client.get("/health").status_code == 503)
-            late = client.post("/v1/completions", json=LONG)
+        with paused_engine(server):
+            server.signal(signal.SIGTERM)
+            with server.client() as client:
+                until(lambda: client.get("/health").status_code == 503)
+                late = client.post("/v1/completions", json=LONG)
         assert late.status_code == 503 and late.headers["retry-after"]
         assert late.json()["error"]["code"] == "shutting_down"
         chunks = list(events)
@@ -141,10 +155,11 @@ def test_a_second_sigint_ends_at_once() -> None:
         next(events)
         engines = children(server.process.pid)
         assert engines
-        server.signal(signal.SIGINT)
-        with server.client() as client:
-            until(lambda: client.get("/health").status_code == 503)
-        server.signal(signal.SIGINT)
+        with paused_engine(server):
+            server.signal(signal.SIGINT)
+            with server.client() as client:
+                until(lambda: client.get("/health").status_code == 503)
+            server.signal(signal.SIGINT)
         assert server.wait() == 130
         with pytest.raises(httpx.TransportError):
             list(events)
