@@ -36,10 +36,12 @@ template <class P> void arrange_rows(const uint8_t* const* rows, int64_t at, int
                             rows[r] + at * P::bytes + (k * A + a) * bytes, bytes);
 }
 
-// Fetches `share` bytes of the next rows every `every` steps.
-template <class P, int R, int T>
-HC_NOINLINE void add_arranged(const uint8_t* w, const float* x, int64_t stride, int64_t steps, bool begun,
-                              Coming& coming, int64_t share, int64_t every, F (&sums)[R][T]) {
+// Fetches `share` bytes of the next rows every `every` steps, and in each step a vector of `soon`, a token's
+// columns that are multiplied soon: all tokens of a prompt together are larger than L2.
+template <class P, int R, int T> HC_NOINLINE void add_arranged(const uint8_t* w, const float* x,
+                                                               int64_t stride, int64_t steps, bool begun,
+                                                               Coming& coming, int64_t share, int64_t every,
+                                                               const float* soon, F (&sums)[R][T]) {
     F sum[R][T];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sum[r][t] = begun ? sums[r][t] : Vec::zero();
@@ -48,6 +50,7 @@ HC_NOINLINE void add_arranged(const uint8_t* w, const float* x, int64_t stride, 
             coming.fetch(share);
             due += every;
         }
+        Vec::prefetch_l2(soon + k * Vec::width);
         F row[R];
         for (int r = 0; r < R; ++r) row[r] = P::load(w, (k * R + r) * Vec::width);
         for (int t = 0; t < T; ++t) {
@@ -93,11 +96,15 @@ template <class P, class Put> HC_NOINLINE void dots_arranged(const SomeRows& som
                 constexpr int K = decltype(token_count)::value;
                 auto* of_tile = sums[all > most ? (t - group) / T : 0];
                 const float* x = in.arranged_row(t) + at * Vec::width;
-                for (int a = 0; a < A; ++a)
+                const float* next_x = t + K < end ? in.arranged_row(t + K) + at * Vec::width : x;
+                for (int a = 0; a < A; ++a) {
+                    const float *of_a = x + a * all * Vec::width,
+                                *soon = a + 1 < A ? of_a + all * Vec::width : next_x;
                     for (int i = 0; i < tiles; ++i)
-                        add_arranged<P, R, K>(arranged + (i * A + a) * run, x + a * all * Vec::width, stride,
-                                              steps, at > 0, coming, share, every,
+                        add_arranged<P, R, K>(arranged + (i * A + a) * run, of_a, stride, steps, at > 0,
+                                              coming, share, every, soon + i % K * stride,
                                               reinterpret_cast<PlainSums<R, K>&>(of_tile[i])[a]);
+                }
                 if (at + steps < all) return;
                 for (int i = 0; i < tiles; ++i) {
                     float dot[R][K];

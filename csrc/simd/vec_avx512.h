@@ -9,7 +9,7 @@ struct Vec {
     static constexpr const char* name = "avx512";
     static constexpr int width = 16;
     static constexpr int accumulators = 4;  // independent sums of one float dot product
-    static constexpr int row_tile = 2, token_tile = 4, plain_rows = 4, plain_tile = 4, down_tile = 8;
+    static constexpr int row_tile = 2, token_tile = 4, plain_rows = 6, plain_tile = 4, down_tile = 8;
     static constexpr int decoded_rows = 4, decoded_tokens = 4;  // a tile of row_tiles.h
     // In a slice of columns of plain rows from memory.
     static constexpr int cold_steps(int) { return 4; }
