@@ -1,7 +1,7 @@
 """Ollama's ``/api/chat`` and ``/api/generate``: the replies.
 
-Its clients run each call that they get, and no reason of Ollama's says that a call was cut off. So a call with
-incomplete arguments is content, as in Ollama."""
+Its clients run each call that they get, and no reason of Ollama's says that a call was cut off. So a call
+with incomplete arguments is content, as in Ollama."""
 
 import json
 from datetime import UTC, datetime
