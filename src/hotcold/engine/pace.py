@@ -26,8 +26,8 @@ class Pace:
         self._fitting: deque[tuple[float, float]] = deque(maxlen=_STEPS)
 
     def rows(self, position: int, *, awaited: bool) -> int:
-        """Returns the limit for prompt rows of the next step, the last of which has at least this position.
-        ``awaited``: other requests wait for its end."""
+        """Returns the limit for prompt rows of the next step. ``position`` is the first position of the
+        request that is furthest. ``awaited``: other requests wait for the end of the step."""
         limits = [float(self._most)]
         if awaited:
             limits += [

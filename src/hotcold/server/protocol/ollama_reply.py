@@ -1,7 +1,7 @@
 """Ollama's ``/api/chat`` and ``/api/generate``: the replies.
 
-Its clients run each call that they get, and no reason of Ollama's says that a call was cut off. So a call
-with incomplete arguments is content, as in Ollama."""
+Its clients run each call that they get, and no reason for an end says that a call was cut off. So a call with
+incomplete arguments is content: Ollama itself returns no such call, either."""
 
 import json
 from datetime import UTC, datetime
@@ -36,7 +36,8 @@ class OllamaReply(Reply):
     def whole(self) -> dict[str, Any]:
         (answer,) = self._answers
         calls = [_call(block) for block in answer.calls if are_complete(block.text)]
-        content = answer.text() + "".join(map(_incomplete, answer.calls[len(calls) :]))
+        incomplete = [_incomplete(block) for block in answer.calls if not are_complete(block.text)]
+        content = "".join([answer.text(), *incomplete])
         return {**self._line(content, answer.text("reasoning"), calls), **self._last()}
 
     def _text(self, i: int, block: Block, text: str) -> list[Event]:
