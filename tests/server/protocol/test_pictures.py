@@ -87,6 +87,12 @@ def test_pictures_of_ollama() -> None:
     assert content(content="logo.png:", images=[PNG]) == f"logo.png:\n{PICTURE}"
     assert content(images=[PNG, PNG]) == f"{PICTURE}\n{PICTURE}"
     assert content(content="a", images=[]) == content(content="a") == "a"
+    for parse, body in (
+        (ollama.parse_chat, {"messages": [{"role": "user", "content": "a", "images": [PNG]}]}),
+        (ollama.parse_generate, {"prompt": "a", "images": [PNG]}),
+    ):
+        with pytest.raises(APIError, match="images is a list of 1: this model reads text only: leave it out"):
+            parse(body, facts())
 
 
 @pytest.mark.parametrize(
