@@ -66,26 +66,33 @@ def reference(text: str, own: ToolFormat) -> tuple[str, list[list[Any]]]:
     """The content and the calls of an answer in which the format's own mark does not occur."""
     around = wrappers(own)
     opening = "|".join(map(pattern, around))
-    closing = "|".join(re.escape(each) for each in sorted({*around.values()}, key=len, reverse=True))
+    plain = {} if "<function=" in own.marks else {"<function=": "</function>"}  # arguments alone
+    closings = sorted({*around.values(), *plain.values()}, key=len, reverse=True)
+    closing = "|".join(map(re.escape, closings))
     names = "|".join(re.escape(json.dumps(name, ensure_ascii=False)) for name in TOOLS)
-    head = rf"\s*((?:(?:{opening})\s*){{0,4}})(?:{'|'.join(OBJECTS)})\s*:\s*(?P<name>{names})"
+    tags = (
+        "|".join(f"<function=(?P<tag>{'|'.join(map(re.escape, TOOLS))})>" for _ in plain) or "(?P<tag>(?!))"
+    )
+    objects = rf"(?:{'|'.join(OBJECTS)})\s*:\s*(?P<name>{names})"
+    head = rf"\s*((?:(?:{opening})\s*){{0,4}})(?:{objects}|{tags})"
     calls: list[list[Any]] = []
     left: Counter[str] = Counter()  # closing texts that are due
     at = 0
     while True:
         before = rf"(?P<closed>(?:{closing}|[\s,;]){{0,16}}?)" if calls else "(?P<closed>)"
         found = re.compile(before + head, re.ASCII).match(text, at)
-        parsed = found and parsed_call(found["name"], text[found.end() :])
+        rest = text[found.end() :] if found else ""
+        parsed = found and (parsed_arguments(rest) if found["tag"] else parsed_call(found["name"], rest))
         if found is None or parsed is None:
             break
-        calls.append([json.loads(found["name"]), parsed[0]])
+        calls.append([found["tag"] or json.loads(found["name"]), parsed[0]])
         opened = found[0][len(found["closed"]) :]
         left.subtract(re.findall(closing, found["closed"]))
         tokens = re.findall("|".join(map(pattern, AROUND)), opened)
         left.update(
             "```" if each[:3] == "```" else "}" if each[0] == "{" else AROUND[each] for each in tokens
         )
-        left["}"] -= 1
+        left["</function>" if found["tag"] else "}"] += 1 if found["tag"] else -1
         at = found.end() + parsed[1]
     if calls and re.fullmatch(rf"(?:{closing}|[,;\s]){{1,16}}", text[at:], re.ASCII):
         return "", calls
@@ -93,6 +100,16 @@ def reference(text: str, own: ToolFormat) -> tuple[str, list[list[Any]]]:
         left[found[1]] -= 1
         at = found.end()
     return (text[at:].lstrip() if calls else text), calls
+
+
+def parsed_arguments(rest: str) -> tuple[Any, int] | None:
+    """The object at the beginning of a text, and where it ends."""
+    spaces = len(rest) - len(rest.lstrip())
+    try:
+        value, end = json.JSONDecoder(strict=False).raw_decode(rest, spaces)
+    except ValueError:
+        return None
+    return (value, end) if isinstance(value, dict) else None
 
 
 def parsed_call(name: str, rest: str) -> tuple[Any, int] | None:
@@ -161,6 +178,8 @@ def texts(name: str, arguments: str) -> list[str]:
         f"{opening}{calls[0]}{closing}" for opening, closing in AROUND.items() if opening != "<tool_call>"
     ]
     more = [
+        f"<function={name}>{arguments}</function>",
+        f"```\n<function={name}>\n  {arguments}\n</function>\n<function={name}>{arguments}</function>\n```",
         f"\n ```json\n{calls[1]}\n```\n", f"```\n<tools>[{calls[0]}, {calls[0]}]</tools>\n```",
         f"{calls[0]}\n{calls[0]}", f"```json\n{calls[0]}\n```\n\n```json\n{calls[4]}\n```",
         f"{calls[0]}; {calls[3]}", f'<tools>\n{{"tool_calls": [{calls[4]}]}}</tools>',
@@ -228,6 +247,9 @@ ORDINARY = [
     "",
     "{{{{{{",
     '{"name": ""}',
+    "<function=wind>{}</function>",
+    "<function=weather_>{}</function>",
+    "<function>weather</function>",
     '{"name": "weath\\u0065r", "arguments": {}}',
 ]
 
@@ -237,7 +259,7 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
     own: ToolFormat
     for own in (HERMES, LLAMA, MISTRAL, QWEN_XML, GLM, KIMI, GENERAL):
         assert answer([*text], own) == answer([text], own) == reference(text, own) == (text, [])
-        assert allows(grammar(own), text)
+        assert allows(grammar(own), text) or (own.tag and own.tag in text)  # its mark begins a call
 
 
 def test_text_is_held_back_until_it_is_decided() -> None:
@@ -263,6 +285,9 @@ NOW = '{"name": "weather_now", "arguments": {}}'
         (f"{NOW}}}]</tools>", ""),
         (f"{NOW}</tools> x", "</tools> x"),
         (f"```\n{NOW}\n```\n\nDone.", "Done."),
+        ("<function=weather_now>{}</function> x", "x"),
+        ("<function=weather_now>{}} x", "} x"),
+        (f"{NOW}</function> x", "</function> x"),
         (f"```\n{NOW}\n```\n```\ncode\n```", "```\ncode\n```"),
         (f"{NOW}\n```js\ncode\n```", "```js\ncode\n```"),
         (f'{NOW}\n{{"name": "wind"}}', '{"name": "wind"}'),
@@ -328,6 +353,7 @@ PIECES = st.lists(
     st.sampled_from([
         *AROUND, *AROUND.values(), "```json\n", '{"name": "weather"', ', "arguments": {"city": "x"}}', "}",
         '{"name": "weather_now", "arguments": {}}', '"name"', ":", '"weather"', '"', "{", " ", "\n", ",", ";",
+        "<function=", "weather_now>{}", "</function>", "weather>",
         '{"name": "wind", "arguments": {}}', '{"type": "function", "function": ', '{"name": "', "weather",
         "_now", "text",
     ]), max_size=9,

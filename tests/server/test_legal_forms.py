@@ -223,6 +223,7 @@ def test_a_stop_string_hides_no_call_that_it_cuts_off(
     (choice,) = answers(model, dialect, CHAINS[name], body_of(dialect, **field[dialect]))
     if dialect == "ollama":
         assert choice.reason == "stop"  # it has no other reason
+        assert all(map(is_whole, choice.calls))  # a client runs each call that it gets
     else:
         complete = bool(choice.calls) and all(map(is_whole, choice.calls))
         assert (choice.reason == CALLED[dialect]) is complete
@@ -251,9 +252,15 @@ def test_a_limit_of_tokens_hides_no_call_that_it_cuts_off(model: Chain, dialect:
         field = {limits[dialect]: limit} if dialect != "ollama" else {"options": {"num_predict": limit}}
         (choice,) = answers(model, dialect, CHAINS[name], body_of(dialect, **field))
         if not all(map(is_whole, choice.calls)):
-            assert choice.reason in CUT_OFF
+            assert choice.reason in CUT_OFF and dialect != "ollama"
         elif choice.calls and dialect in CALLED:
             assert choice.reason in (CALLED[dialect], *CUT_OFF)
+
+
+def test_ollama_shows_a_call_that_is_cut_off_as_text(model: Chain) -> None:
+    for options in ({"stop": "1"}, {"num_predict": STYLE.call.index("1")}):
+        (choice,) = answers(model, "ollama", STYLE.call, body_of("ollama", options=options))
+        assert not choice.calls and choice.text == '{"name": "f", "arguments": {"a": ', choice
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -135,6 +135,24 @@ def test_a_link_local_address_keeps_its_zone(monkeypatch: pytest.MonkeyPatch) ->
     assert bound == [("fe80::1", 0, 0, 7)]
 
 
+@pytest.mark.parametrize(("host", "both"), [("::", True), ("::1", False), ("0.0.0.0", False)])
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too(
+    host: str, both: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for llama.cpp and Ollama: otherwise clients that know an IPv4 address get no answer."""
+    asked: list[bool] = []
+
+    def create_server(address: Any, *, dualstack_ipv6: bool, **options: Any) -> None:
+        asked.append(dualstack_ipv6)
+        raise OSError(errno.EINVAL, "")
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
+    with pytest.raises(UserError, match="Invalid argument"):
+        listening_sockets(Settings(host, 0, keys=(b"",)))
+    assert asked == [both]
+
+
 def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -72,10 +72,13 @@ MOST_CLOSINGS = 16  #: limit after a call, in characters of space, commas and cl
 
 @dataclass(frozen=True)
 class Shape:
-    """The beginning of an object that is a call, up to the quote before the name of its tool."""
+    """The beginning of a call, up to the name of its tool. The call is an object, and a quote ends the name;
+    or the arguments alone follow the text after the name."""
 
     before: Pattern
     source: str  #: report of a model that wrote it
+    after: str = '"'  #: the text after the name
+    closing: str = ""  #: the text after the arguments, if they are alone
 
 
 def _shape(before: str, source: str) -> Shape:
@@ -93,6 +96,7 @@ SHAPES = (
     _shape('{ "function" : { "name" :', "https://github.com/agentscope-ai/QwenPaw/pull/1961"),
     _shape('{ "function" :', "https://github.com/ml-explore/mlx-lm/pull/792"),
     _shape('{ "tool" : { "name" :', "https://github.com/ml-explore/mlx-lm/pull/792"),
+    Shape(("<function=",), "https://github.com/NousResearch/hermes-agent/pull/35129", ">", "</function>"),
 )
 
 
@@ -103,10 +107,11 @@ def name_text(name: str) -> str:
 
 @dataclass(frozen=True)
 class Head:
-    """A call up to the quote after the name of its tool."""
+    """A call up to the text after the name of its tool."""
 
     name: str
     end: int  #: position after the head
+    plain: bool  #: whether the arguments alone follow
 
 
 class CallForms:
@@ -115,14 +120,18 @@ class CallForms:
 
     def __init__(self, format: ToolFormat, names: Iterable[str]) -> None:
         marks = {*format.marks, *format.tokens}
-        self._wrappers = [each for each in WRAPPERS if marks.isdisjoint(each.opening)]
-        openings = tuple((*each.opening, SPACE) for each in self._wrappers)
-        closings = {*(each.closing for each in self._wrappers), *SPACE.characters, ",", ";"}
+        wrappers = [each for each in WRAPPERS if marks.isdisjoint(each.opening)]
+        shapes = [each for each in SHAPES if marks.isdisjoint(each.before)]
+        openings = tuple((*each.opening, SPACE) for each in wrappers)
+        #: Pairs of an opening text and its closing text.
+        self._pairs = [(str(each.opening[0]), each.closing) for each in wrappers]
+        self._pairs += [(str(each.before[0]), each.closing) for each in shapes if each.closing]
+        closings = {*(closing for _, closing in self._pairs), *SPACE.characters, ",", ";"}
         #: The text before the name of the first tool. No match is a prefix of a longer match.
         self.before: Pattern = (
             SPACE,
             Options(openings, 0, MOST_WRAPPERS),
-            Options(tuple(each.before for each in SHAPES)),
+            Options(tuple(each.before for each in shapes)),
         )
         #: Text around calls that no JSON begins with.
         self.wrapped: Pattern = (
@@ -132,7 +141,12 @@ class CallForms:
         self.behind: Pattern = (Options(tuple((each,) for each in sorted(closings)), 1, MOST_CLOSINGS),)
         #: The text between two calls, up to the name of the second tool.
         self.between: Pattern = (Options((self.behind,), 0), *self.before)
-        self._names = {name_text(name): name for name in names}
+        #: texts after the names where the arguments alone follow
+        self.plain = tuple(each.after for each in shapes if each.closing)
+        #: tool's name with the text after it -> the tool's name, and whether the arguments alone follow
+        self.names = {name_text(name): (name, False) for name in names} | {
+            name + after: (name, True) for name in names for after in self.plain
+        }
         self._before, self._between = _Matcher(self.before), _Matcher(self.between)
         self._behind = re.compile(regex(self.behind, re.escape))
 
@@ -154,9 +168,9 @@ class CallForms:
             rest = text[at:].lstrip(SPACE.characters)
             closing = next(
                 (
-                    wrapper.closing
-                    for wrapper in self._wrappers
-                    if rest.startswith(wrapper.closing) and _is_open(wrapper, opening_text)
+                    pair[1]
+                    for pair in self._pairs
+                    if rest.startswith(pair[1]) and _is_open(*pair, opening_text)
                 ),
                 None,
             )
@@ -168,19 +182,17 @@ class CallForms:
         end = before.end(text)
         if end is None:
             return None, before.unsettled(text)
-        for written, name in self._names.items():
+        for written, (name, plain) in self.names.items():
             if text.startswith(written, end):
-                return Head(name, end + len(written)), False
+                return Head(name, end + len(written), plain), False
         rest = text[end:]
-        return None, any(written.startswith(rest) for written in self._names)
+        return None, any(written.startswith(rest) for written in self.names)
 
 
-def _is_open(wrapper: Wrapper, text: str) -> bool:
-    opening = wrapper.opening[0]
-    assert isinstance(opening, str)
-    if opening == wrapper.closing:
+def _is_open(opening: str, closing: str, text: str) -> bool:
+    if opening == closing:
         return text.count(opening) % 2 == 1
-    return text.count(opening) > text.count(wrapper.closing)
+    return text.count(opening) > text.count(closing)
 
 
 class _Matcher:

@@ -42,9 +42,14 @@ def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most
     beginning into another call. The rules of :func:`argument_rules` are also needed."""
     space = f"({WHITESPACE})?"  # models write spaces without end if a grammar allows it
     keys = "|".join(f'"{key}"' for key in ARGUMENT_KEYS)
-    names = "|".join(terms.escaped(name_text(name)) for name in named)
+    names = "|".join(map(terms.escaped, forms.names))
     any_text = f"/(?s:.{{1,{MOST_TAIL}}})/"
     further = f"(BETWEEN form){{0,{most}}} (TAIL | BETWEEN UNNAMED?)?" if most else "TAIL?"
+
+    def calls(name: str, arguments: str) -> list[str]:
+        plain = [f"/{terms.escaped(name + after)}{space}/ {arguments}" for after in forms.plain]
+        return [f"{terms.quoted(name_text(name))} KEY {arguments} END", *plain]
+
     return [
         f"forms: BEFORE form {further}",
         f"BEFORE: /{regex(forms.before, terms.escaped)}/",
@@ -56,7 +61,7 @@ def form_rules(terms: Terms, forms: CallForms, named: Mapping[str, object], most
         f"KEY: /{space},{space}({keys}){space}:{space}/",
         f"END: /{space}\\}}/",
         "form: " + " | ".join(f"form{i}" for i in range(len(named))),
-        *(f"form{i}: {terms.quoted(name_text(name))} KEY arguments{i} END" for i, name in enumerate(named)),
+        *(f"form{i}: {' | '.join(calls(name, f'arguments{i}'))}" for i, name in enumerate(named)),
     ]
 
 

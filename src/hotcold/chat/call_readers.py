@@ -376,6 +376,24 @@ class JSONReader:
             self._fragment += _parsed(text) if text[0] == '"' else "" if text == "null" else text
 
 
+class ArgumentsReader(JSONReader):
+    """Reader of a call of a known tool: its arguments alone, an object."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        for character in f'{{"name": {json.dumps(name)}, "arguments": ':
+            super().push(character)
+
+    def push(self, character: str) -> None:
+        self.broken = not self._value and character != "{" and not character.isspace()
+        if not self.broken:
+            super().push(character)
+
+    def _end_value(self) -> None:
+        super()._end_value()
+        self.done = self._key == "arguments"
+
+
 def _parsed(text: str) -> str:
     """Returns the string in a JSON text; empty if it has none."""
     try:

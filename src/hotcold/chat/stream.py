@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hotcold.chat.call_forms import CallForms, Head
-from hotcold.chat.call_readers import CallReader, JSONReader, call_reader, valid_arguments
+from hotcold.chat.call_readers import (
+    ArgumentsReader,
+    CallReader,
+    JSONReader,
+    call_reader,
+    valid_arguments,
+)
 from hotcold.chat.thinking import CallOpening, Thinking
 from hotcold.chat.tool_formats import JSONCall, LiteralCall, ToolFormat
 from hotcold.engine.thought import CALL_WINDOW
@@ -172,7 +178,7 @@ class ChatStream(AnswerStream):
         assert self._forms is not None
         head, unsettled = self._forms.further(self._held)
         if head is not None:
-            self._begin_formed(head)
+            self._begin_formed(head, self._forms.closed(self._held, self._around))
         elif end or not unsettled:
             self._held = self._held[self._forms.closed(self._held, self._around) :].lstrip()
             self._state = self._content
@@ -185,13 +191,15 @@ class ChatStream(AnswerStream):
         self._held = ""
         return ()
 
-    def _begin_formed(self, head: Head) -> None:
-        """Reads the call that begins the held text."""
-        self._call = JSONReader()
-        for character in f'{{"name": {json.dumps(head.name)}':
-            self._call.push(character)
-        self._raw, self._held = self._held[: head.end], self._held[head.end :]
-        self._around += self._raw + "}"  # the end of the call
+    def _begin_formed(self, head: Head, closed: int = 0) -> None:
+        """Reads the call that begins the held text, after the closing texts of earlier calls."""
+        self._call = ArgumentsReader(head.name) if head.plain else JSONReader()
+        if not head.plain:
+            for character in f'{{"name": {json.dumps(head.name)}':
+                self._call.push(character)
+        self._around += self._held[: head.end] + ("" if head.plain else "}")  # the end of the call
+        self._raw, self._held = self._held[closed : head.end], self._held[head.end :]
+        self._raw = self._raw.lstrip() if self.calls else self._raw
         self._state, self._begun, self._formed = self._read_call, False, True
 
     def _content(self, end: bool) -> Iterable[Part]:

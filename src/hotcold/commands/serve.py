@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1, for this machine only)",
+        help="address to listen on; 0.0.0.0 for all of IPv4, :: for all of IPv6 and IPv4 (default: "
+        "127.0.0.1, for this machine only)",
     )
     add(
         "--port",

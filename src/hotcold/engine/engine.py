@@ -183,7 +183,8 @@ class Engine:
         step = self.scheduler.schedule()  # fills the batch
         if not step.decode and not step.prompts:
             return _ends(step.ended)
-        prompt_rows = int(self.scheduler.batch.counts[0] - self.scheduler.batch.counts[1])
+        batch = self.scheduler.batch
+        prompt_positions = batch.positions[batch.counts[1] : batch.counts[0]].copy()
         for request in step.started:
             self._prepare(request)
         try:
@@ -207,7 +208,7 @@ class Engine:
         seconds = time.perf_counter() - start
         self.session.add_seconds(seconds, prompt=bool(step.prompts))
         if step.prompts:
-            self.scheduler.pace.note(prompt_rows, seconds)
+            self.scheduler.pace.note(len(prompt_positions), float(prompt_positions.mean()), seconds)
         if step.drafts and not step.prompts:
             verified = sum(map(len, step.drafts.values()))
             self.session.count_drafts(verified, sum(step.rejected.values()))

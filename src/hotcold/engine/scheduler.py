@@ -445,7 +445,8 @@ class Scheduler:
         if self.states is not None:
             ends = [self.states.end(each, end) for each, end in zip(requests, ends, strict=True)]
         wanted = [end - each.computed for each, end in zip(requests, ends, strict=True)]
-        given = divided(min(self.pace.rows(awaited=bool(step.sampled)), batch.limits.tokens - row), wanted)
+        limit = self.pace.rows(max(each.computed for each in requests), awaited=bool(step.sampled))
+        given = divided(min(limit, batch.limits.tokens - row), wanted)
         for after, request, rows in zip(range(len(requests))[::-1], requests, given, strict=True):
             if request.job.pooling == "mean":  # each row needs a row of logits; later requests need one each
                 rows = min(rows, batch.limits.logits - step.logits - after)

@@ -136,12 +136,14 @@ class _Absent(Exception):
 
 
 def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
-    """Opens a socket at an address, which has the zone of a link-local one as its last value."""
+    """Opens a socket at an address, which has the zone of a link-local one as its last value. At ``::`` it
+    accepts IPv4, too, as other servers do."""
     import errno
 
     host, port = address[:2]
+    both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        listening = socket.create_server(address, family=family, backlog=BACKLOG)
+        listening = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
         # asyncio sends small writes at once (TCP_NODELAY) only if the socket names its protocol.
         return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listening.detach())
     except OSError as error:

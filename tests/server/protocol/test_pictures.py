@@ -44,7 +44,11 @@ CASES = [
     (chat_result, {"type": "input_audio", "input_audio": {"data": PNG, "format": "wav"}}, "sound"),
     (chat_result, {"type": "file", "file": {"file_data": PNG}}, "file"),
     (responses_result, {"type": "input_image", "image_url": ADDRESS}, "picture"),
+    (chat_result, {"type": "video_url", "video_url": {"url": ADDRESS}}, "video"),
+    (chat_result, {"type": "resource", "resource": {"uri": "file:///a", "blob": PNG}}, "resource"),
+    (anthropic_result, {"type": "resource_link", "uri": ADDRESS, "name": "a"}, "link"),
     (responses_result, {"type": "input_file", "file_data": PNG}, "file"),
+    (responses_result, {"type": "computer_screenshot", "image_url": ADDRESS}, "picture"),
 ]
 
 
@@ -62,6 +66,20 @@ def test_a_part_that_no_model_here_reads(read: Any, part: dict[str, Any], kind: 
             read([broken])
 
 
+def test_a_search_result_is_its_texts() -> None:
+    """Anthropic's clients send it in a tool's result, or in a message of the user."""
+    block = {"type": "search_result", "source": "https://a.b", "title": "A", "citations": {"enabled": True}}
+    block["content"] = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    (result,) = anthropic_result([block])
+    assert (result["role"], result["content"]) == ("tool", "A\nhttps://a.b\none\ntwo")
+    body = {"max_tokens": 4, "messages": [{"role": "user", "content": [block, {**TEXT, "text": "Why?"}]}]}
+    (message,) = anthropic.parse(body, facts()).messages
+    assert [each["text"] for each in message["content"]] == [result["content"], "Why?"]
+    picture = {"type": "image", "source": SOURCE}
+    with pytest.raises(APIError, match="this model reads text only"):
+        anthropic_result([{**block, "content": [picture]}])
+
+
 def test_pictures_of_ollama() -> None:
     def content(**fields: Any) -> Any:
         return ollama.parse_chat({"messages": [{"role": "tool", **fields}]}, facts()).messages[0]["content"]  # type: ignore[union-attr]
@@ -69,6 +87,12 @@ def test_pictures_of_ollama() -> None:
     assert content(content="logo.png:", images=[PNG]) == f"logo.png:\n{PICTURE}"
     assert content(images=[PNG, PNG]) == f"{PICTURE}\n{PICTURE}"
     assert content(content="a", images=[]) == content(content="a") == "a"
+    for parse, body in (
+        (ollama.parse_chat, {"messages": [{"role": "user", "content": "a", "images": [PNG]}]}),
+        (ollama.parse_generate, {"prompt": "a", "images": [PNG]}),
+    ):
+        with pytest.raises(APIError, match="images is a list of 1: this model reads text only: leave it out"):
+            parse(body, facts())
 
 
 @pytest.mark.parametrize(

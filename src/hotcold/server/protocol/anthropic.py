@@ -45,14 +45,22 @@ def _blocks(kind: Kind, low: int = 0) -> Either:
 
 _TEXT = Tagged("type", {"text": TEXT_PART}, ONLY_TEXT)
 _TEXTS = _blocks(_TEXT)
+_SEARCH_RESULT = Shape(
+    {
+        "title": Field(Text(), ""),
+        "source": Field(Text(), ""),
+        "content": Field(Items(_TEXT, 0, MAX_PARTS), required=True),
+    }
+)
+_READABLE = {"text": TEXT_PART, "search_result": _SEARCH_RESULT}
 _RESULT = Shape(
     {
         "tool_use_id": Field(Text(0, 256), required=True),
-        "content": Field(_blocks(ResultPart(_TEXT)), ""),
+        "content": Field(_blocks(ResultPart(Tagged("type", _READABLE, ONLY_TEXT))), ""),
         "is_error": Field(Flag(), False, "The model reads a note about the error before the text."),
     }
 )
-_USERS = Tagged("type", {"text": TEXT_PART, "tool_result": _RESULT}, ONLY_TEXT)
+_USERS = Tagged("type", {**_READABLE, "tool_result": _RESULT}, ONLY_TEXT)
 #: The assistant's blocks of tools that ran elsewhere, which are left out.
 _ELSEWHERE = (
     "bash_code_execution_tool_result", "code_execution_tool_result", "container_upload", "mcp_tool_result",
@@ -229,8 +237,16 @@ def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Reduces a single block to its text, which every template supports."""
     if isinstance(content, str):
         return content
-    texts = [{"type": "text", "text": each["text"]} for each in content]
+    texts = [{"type": "text", "text": _block_text(each)} for each in content]
     return texts if len(texts) > 1 else texts[0]["text"] if texts else ""
+
+
+def _block_text(block: Mapping[str, Any]) -> str:
+    """Returns the text of a block; of a search result its title, its source and its texts."""
+    if block["type"] == "text":
+        return str(block["text"])
+    texts = [block["title"], block["source"], *(each["text"] for each in block["content"])]
+    return "\n".join(filter(None, texts))
 
 
 def _messages(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -248,7 +264,7 @@ def _of_user(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Divides a user's message: each result of a tool is a separate message, in its place among the texts."""
     texts: list[dict[str, Any]] = []
     for block in blocks:
-        if block["type"] == "text":
+        if block["type"] != "tool_result":
             texts.append(block)
             continue
         if texts:

@@ -230,6 +230,7 @@ class Neutral:
     """An unsupported field, with the values that request nothing."""
 
     allowed: tuple[Any, ...] = ()
+    reason: str = "this is not supported here"
 
     def read(self, value: Any, param: str) -> None:
         for neutral in self.allowed:
@@ -240,7 +241,7 @@ class Neutral:
             if self.allowed
             else "leave it out"
         )
-        refuse(param, value, f"this is not supported here: {values}", "unsupported_parameter")
+        refuse(param, value, f"{self.reason}: {values}", "unsupported_parameter")
 
     def schema(self) -> Schema:
         return {"enum": list(self.allowed)} if self.allowed else {"type": "null"}

@@ -45,8 +45,10 @@ _OWN_PART = Tagged(
 
 #: Parts of a tool's result that the model cannot read: type -> kind in words.
 _UNREADABLE = {
-    "image": "picture", "image_url": "picture", "input_image": "picture", "document": "document",
-    "file": "file", "input_file": "file", "audio": "sound", "input_audio": "sound", "video": "video",
+    "image": "picture", "image_url": "picture", "input_image": "picture", "image_file": "picture",
+    "computer_screenshot": "picture", "document": "document", "file": "file", "input_file": "file",
+    "audio": "sound", "audio_url": "sound", "input_audio": "sound", "video": "video", "video_url": "video",
+    "input_video": "video", "resource": "resource", "resource_link": "link",
     "tool_reference": "tool reference",
 }  # fmt: skip
 

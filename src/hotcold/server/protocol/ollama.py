@@ -32,7 +32,7 @@ from hotcold.server.protocol.messages import TOOLS, left_out
 from hotcold.server.protocol.native import NativeCall
 from hotcold.server.protocol.ollama_reply import OllamaReply, loaded
 
-_IMAGES = Field(Neutral(([],)), note="This model reads text only.")
+_IMAGES = Field(Neutral(([],), "this model reads text only"), note="This model reads text only.")
 _TEXT = Field(Text(), "")
 _CALL = Shape(
     {

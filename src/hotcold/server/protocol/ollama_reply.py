@@ -1,11 +1,15 @@
-"""Ollama's ``/api/chat`` and ``/api/generate``: the replies."""
+"""Ollama's ``/api/chat`` and ``/api/generate``: the replies.
 
+Its clients run each call that they get, and no reason for an end says that a call was cut off. So a call with
+incomplete arguments is content: Ollama itself returns no such call, either."""
+
+import json
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from hotcold.chat.stream import AnswerStream
 from hotcold.server.protocol.answers import Block
-from hotcold.server.protocol.arguments import input_of
+from hotcold.server.protocol.arguments import are_complete, input_of
 from hotcold.server.protocol.dialects import ollama_error
 from hotcold.server.protocol.errors import APIError
 from hotcold.server.protocol.facts import Facts
@@ -31,8 +35,10 @@ class OllamaReply(Reply):
 
     def whole(self) -> dict[str, Any]:
         (answer,) = self._answers
-        line = self._line(answer.text(), answer.text("reasoning"), [_call(block) for block in answer.calls])
-        return {**line, **self._last()}
+        calls = [_call(block) for block in answer.calls if are_complete(block.text)]
+        incomplete = [_incomplete(block) for block in answer.calls if not are_complete(block.text)]
+        content = "".join([answer.text(), *incomplete])
+        return {**self._line(content, answer.text("reasoning"), calls), **self._last()}
 
     def _text(self, i: int, block: Block, text: str) -> list[Event]:
         if block.kind == "call":
@@ -40,8 +46,12 @@ class OllamaReply(Reply):
         return [self._line(text) if block.kind == "content" else self._line(reasoning=text)]
 
     def _closed(self, i: int, block: Block, cut: bool) -> list[Event]:
-        """Returns a line with a whole call."""
-        return [self._line(calls=[_call(block)])] if block.kind == "call" else []
+        """Returns a line with a whole call, or with the text of an incomplete one."""
+        if block.kind != "call":
+            return []
+        if are_complete(block.text):
+            return [self._line(calls=[_call(block)])]
+        return [self._line(_incomplete(block))]
 
     def _line(
         self, content: str = "", reasoning: str = "", calls: list[dict[str, Any]] | None = None
@@ -76,6 +86,11 @@ class OllamaReply(Reply):
 def _call(block: Block) -> dict[str, Any]:
     function = {"index": block.index, "name": block.name, "arguments": input_of(block.text)}
     return {"id": block.id, "function": function}
+
+
+def _incomplete(block: Block) -> str:
+    """Returns the text of a call with incomplete arguments."""
+    return f'{{"name": {json.dumps(block.name, ensure_ascii=False)}, "arguments": {block.text}'
 
 
 def loaded(facts: Facts, key: str) -> dict[str, Any]:
