@@ -120,9 +120,7 @@ def test_the_next_run_deletes_what_a_killed_one_left(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("delays", [False, True])
-def test_a_writer_that_has_no_lock_yet(
-    delays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_has_no_lock_yet(delays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another writer takes the new file for that of a killed process: it deletes the file before the first
     writer locks it, or locks it first and deletes it then."""
     path, locked, writing = tmp_path / "file", threading.Event(), threading.Event()
