@@ -185,6 +185,8 @@ class SparsityPenalty:
     with a checkpoint, since the loss after a restart depends on the units."""
 
     def __init__(self, model: Any, weight: float = 0.3) -> None:
+        if not 0 <= weight < math.inf:
+            raise UserError(f"weight {weight:g}: a number of at least 0 is needed")
         self._layers, self.weight = sparse_layers(model), weight
         self.units: list[float] = []
         self.zeros: list[Any] = []  #: by layer, share of zeros in the last batch, as tensors
