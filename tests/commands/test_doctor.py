@@ -176,9 +176,11 @@ def test_missing_packages_of_each_extra(run: Doctor, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(doctor, "missing", lambda extra: [f"package_{extra}"])
     assert run()[0]["missing_extras"] == {extra: [f"package_{extra}"] for extra in EXTRAS}
     text = " ".join(str(doctor.doctor(gpu="off")).split())
-    for extra in ("train", "convert", "test", "bench", "ray"):
-        command = f"optional pip install '.[{extra}]' in Hotcold's source folder"
-        assert f"{command}, for {EXTRAS[extra].purpose}: package_{extra}" in text
+    packages = [f"{extra}, for {EXTRAS[extra].purpose}: package_{extra}" for extra in EXTRAS]
+    heading = "optional pip install '.[EXTRA]' in Hotcold's source folder adds packages:"
+    assert " ".join([heading, *packages]) in text
+    monkeypatch.setattr(doctor, "missing", lambda extra: [])
+    assert "optional" not in str(doctor.doctor(gpu="off"))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\0", "{}"])
@@ -230,7 +232,8 @@ def test_another_machine_s_cache(run: Doctor) -> None:
 def test_a_cache_that_cannot_be_written(run: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("no folder")
     report, err = run("-o", str(tmp_path / "new.json"))
-    assert "note: not cached, so the next call measures again" in err and not report["from_cache"]
+    note = f"note: not cached, so the next call measures again: {tmp_path / 'cache' / 'hotcold'}: "
+    assert note in err and "Errno" not in err and not report["from_cache"]
     assert find_hardware(str(tmp_path / "new.json")).cpu_stream_gb_s > 0
     (tmp_path / "cache").unlink()
     (tmp_path / "cache" / "hotcold" / "hardware.json").mkdir(parents=True)

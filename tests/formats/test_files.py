@@ -6,11 +6,15 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hotcold.errors import UserError
+from hotcold.formats import files
 from hotcold.formats.files import FileError, RegularFile, check_output, output_file, replacing, write_text
 
 
@@ -113,6 +117,39 @@ def test_the_next_run_deletes_what_a_killed_one_left(name: str, tmp_path: Path) 
         assert partials() == {alive}
     assert path.read_bytes() == b"first"
     assert sorted(os.listdir(tmp_path)) == sorted([*others, name])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be deleted")
+@pytest.mark.parametrize("delays", [False, True])
+def test_a_writer_that_has_no_lock_yet(delays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer takes the new file for that of a killed process: it deletes the file before the first
+    writer locks it, or locks it first and deletes it then."""
+    path, locked, writing = tmp_path / "file", threading.Event(), threading.Event()
+    others = ThreadPoolExecutor()
+    lock = files._locked
+
+    def delete(partial: Path) -> None:
+        with lock(partial) as alone:
+            locked.set()
+            if delays:
+                writing.wait(0.2)  # the first writer waits for the lock, so this takes the whole time
+            assert alone
+            partial.unlink()
+
+    def late(partial: Path, **options: Any) -> Any:
+        monkeypatch.setattr(files, "_locked", lock)
+        other = others.submit(delete, partial)
+        assert locked.wait(60)
+        if not delays:
+            other.result()
+        return lock(partial, **options)
+
+    monkeypatch.setattr(files, "_locked", late)
+    with replacing(path) as file:
+        file.write(b"whole")
+        writing.set()
+        others.shutdown()
+    assert locked.is_set() and path.read_bytes() == b"whole" and os.listdir(tmp_path) == ["file"]
 
 
 def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:

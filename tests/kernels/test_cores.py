@@ -116,6 +116,9 @@ def test_caches_count_once_and_without_the_smaller_ones_beside_them(tmp_path: Pa
     assert cache_bytes([0, 1], tmp_path) == (2 * 512 << 10) + (32 << 20)
     assert cache_bytes(range(5), tmp_path) == (4 * 512 << 10) + (64 << 20)
     assert cache_bytes([0], tmp_path / "nothing") == 0
+    for size in ("", "unknown\n", "-1K", "0K"):
+        write(tmp_path / "sys/devices/system/cpu/cpu0/cache/index2/size", size)
+        assert cache_bytes([0], tmp_path) == 512 << 10
 
 
 def speeds(root: Path, name: str, *values: int | str) -> Path:

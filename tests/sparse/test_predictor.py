@@ -255,6 +255,7 @@ DAMAGED: dict[str, tuple[Callable[[dict[str, Any], Tensors], object], str]] = {
         lambda m, t: m.update(measured(speed_low=-1)),
         "speed_low is .*-1.*: ",
     ),
+    "no tokens": (lambda m, t: m.update(measured(tokens=np.float64(0))), "tokens is 0: a finite number"),
     "endless tokens": (lambda m, t: m.update(measured(tokens=np.float64("inf"))), "tokens is inf: a finite"),
     "a layer": (lambda m, t: t.pop("blk.1.predictor.first"), "predictor of layer 1 is missing"),
     "thresholds": (lambda m, t: t.pop("blk.0.predictor.threshold"), "predictor of layer 0 is missing"),

@@ -21,6 +21,8 @@ from hotcold.tasks.scoring import Scorer
 torch = pytest.importorskip("torch", reason="training needs torch")
 transformers = pytest.importorskip("transformers", reason="training needs transformers")
 
+from safetensors.torch import load_file  # noqa: E402
+
 from hotcold.training import make_sparse, save_sparse, train_predictors  # noqa: E402
 
 DATA = Path(__file__).parent.parent / "data"
@@ -98,7 +100,35 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         save_sparse(model, tmp_path / "sparse", threshold=[0.1])
     with pytest.raises(UserError, match="held-out texts need a tokenizer"):
         save_sparse(model, tmp_path / "sparse", held_out=["Heidi"])
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{", encoding="utf-8")
+    ids = torch.tensor(WINDOW)
+    for message, options in (
+        (r"threshold 0\.1: 3 numbers of at least 0 are needed", {"threshold": 0.1}),
+        (r"threshold \['a', 'b', 'c'\]: 3 numbers", {"threshold": ["a", "b", "c"]}),
+        (r"held_out is one text: give a list", {"held_out": "Heidi", "tokenizer": object()}),
+        (r"a batch of shape \(17,\): token ids of shape \[windows, tokens\]", {"held_out": [ids]}),
+        (r"dtype torch.int8: a floating type such as torch.bfloat16", {"dtype": torch.int8}),
+        (r"dtype 'float61': a floating type", {"dtype": "float61"}),
+        (r"nowhere has no config.json", {"original": tmp_path / "nowhere"}),
+        (r"there has no config.json", {"original": tmp_path / "there"}),
+        (r"damaged", {"original": tmp_path / "damaged"}),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            save_sparse(model, tmp_path / "sparse", **options)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="LlamaModel predicts no tokens: only causal language models"):
+        base = transformers.AutoModel.from_pretrained(golden_checkpoint("tiny-llama"))
+        save_sparse(make_sparse(base), tmp_path / "sparse")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "there"]
+
+
+def test_the_type_of_the_weights_can_be_named(tmp_path: Path) -> None:
+    save_sparse(sparse("tiny-llama", "drelu"), tmp_path / "sparse", dtype="bfloat16")
+    config = json.loads((tmp_path / "sparse" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    tensors = load_file(tmp_path / "sparse" / "model.safetensors")
+    assert {weights.dtype for weights in tensors.values()} == {torch.bfloat16}
 
 
 def test_predictors_are_trained_on_the_torch_model(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +26,7 @@ def sparse_model() -> Any:
     return make_sparse(transformers.AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.float32))
 
 
-def trainer(model: Any, folder: Path, **changes: Any) -> Any:
+def trainer(model: Any, folder: Path, callback: Any = None, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "max_steps": 8, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "optim": "sgd",
         "lr_scheduler_type": "constant", "max_grad_norm": 1e9, "logging_steps": 1, "save_strategy": "no",
@@ -34,7 +36,7 @@ def trainer(model: Any, folder: Path, **changes: Any) -> Any:
     labels = ROWS.clone()
     labels[::3, :12] = -100  # batches of a step have different numbers of tokens
     data = [{"input_ids": ids, "labels": each} for ids, each in zip(ROWS, labels, strict=True)]
-    callback = SparsitySchedule(3.0, STAGES)
+    callback = callback or SparsitySchedule(3.0, STAGES)
     return transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback])
 
 
@@ -92,10 +94,27 @@ def test_a_resumed_trainer_has_the_units_of_the_start(tmp_path: Path) -> None:
         trainer(sparse_model(), tmp_path / "third").train(resume_from_checkpoint=str(checkpoint))
 
 
+def test_a_schedule_of_two_runs_has_the_units_of_each(tmp_path: Path) -> None:
+    schedule, other, model, alone = (
+        SparsitySchedule(3.0, STAGES),
+        sparse_model(),
+        sparse_model(),
+        sparse_model(),
+    )
+    for layer in other.model.layers:
+        layer.mlp.up_proj.weight.data *= 3
+    trainer(other, tmp_path, schedule, max_steps=1).train()
+    trainer(model, tmp_path, schedule).train()
+    trainer(alone, tmp_path).train()
+    assert torch.equal(weights(model), weights(alone))
+
+
 def test_what_the_schedule_refuses(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="gave no loss to add the penalty to"):
         trainer(sparse_model(), tmp_path, label_smoothing_factor=0.1).train()
     with pytest.raises(UserError, match=r"stages end at \[0.5, 0.2\]: shares of the run in ascending order"):
         SparsitySchedule(0.3, ((0.5, 0.0), (0.2, 1.0)))
-    with pytest.raises(UserError, match="weight -1: a number of at least 0 is needed"):
-        SparsitySchedule(-1)
+    for weight in (-1, math.inf, math.nan):
+        for make in (SparsitySchedule, partial(SparsityPenalty, sparse_model())):
+            with pytest.raises(UserError, match=f"weight {weight}: a number of at least 0 is needed"):
+                make(weight)

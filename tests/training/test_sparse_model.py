@@ -61,6 +61,13 @@ def test_ffns_of_other_forms_are_refused() -> None:
         make_sparse(dense("tiny-opt"), "drelu")
     with pytest.raises(UserError, match=r"activation 'gelu': choose from relu, drelu"):
         make_sparse(dense(), "gelu")  # type: ignore[arg-type]
+    for other in (None, "SmolLM2", torch.nn.DataParallel(torch.nn.Linear(3, 3))):
+        with pytest.raises(UserError, match=r"is not a model of transformers: pass the model itself, before"):
+            make_sparse(other)
+    damaged = dense()
+    damaged.model.layers[1].mlp.up_proj.weight.data[3, 4] = math.nan
+    with pytest.raises(UserError, match=r"an FFN computes values that are not finite"):
+        make_sparse(damaged)
     with pytest.raises(UserError, match=r"is not sparse: call make_sparse\(model\) first"):
         SparsityPenalty(dense())
 

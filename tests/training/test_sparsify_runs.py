@@ -28,6 +28,7 @@ torch = pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("transformers", reason="training needs transformers")
 
 from hotcold.training import saving, sparsify_run  # noqa: E402
+from hotcold.training.run_state import RunState  # noqa: E402
 from hotcold.training.schedule import STAGES, penalty_share  # noqa: E402
 from hotcold.training.sparsify_run import rate_share  # noqa: E402
 from hotcold.training.sparsifying import SparsifyOptions, sparsify  # noqa: E402
@@ -129,6 +130,37 @@ def test_sigterm_at_any_moment(moments: int, text: Source, tmp_path: Path) -> No
     assert weights(stopped) == weights(tmp_path / "whole")
     logged = [line["step"] for line in map(json.loads, log.read_text().splitlines()) if "loss" in line]
     assert logged == list(range(1, steps + 1))
+
+
+class Stopped(Exception):
+    """The effect of SIGTERM in these tests."""
+
+
+def test_sigterm_while_the_last_state_is_saved(
+    text: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training has ended, so the next call only writes the output."""
+    short, save = replace(OPTIONS, tokens=256, distil=0.0), RunState.save
+
+    def stop(*args: Any) -> None:
+        raise Stopped
+
+    def save_and_stop(self: RunState, state: Any) -> None:
+        save(self, state)
+        if state["step"] == state["steps"]:
+            signal.raise_signal(signal.SIGTERM)
+
+    usual = signal.signal(signal.SIGTERM, stop)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(RunState, "save", save_and_stop)
+            sparsify(LLAMA, [text], tmp_path / "sparse", short)
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert not (tmp_path / "sparse").exists()
+    steps: list[int] = []
+    sparsify(LLAMA, [text], tmp_path / "sparse", short, progress=lambda done, total: steps.append(done))
+    assert not steps and (tmp_path / "sparse").exists()
 
 
 def test_the_log_of_another_run_is_kept_without_force(text: Source, tmp_path: Path) -> None:
@@ -293,7 +325,12 @@ def test_mistakes_are_refused_in_one_line(text: Source, tmp_path: Path) -> None:
     assert "a new folder" in refused(text, tmp_path, output=tmp_path / "nowhere" / "sparse")
     for device in ("cuda:99", "x"):
         assert "`device`" in refused(text, tmp_path, device=device)
-    for name, value in {"learning_rate": 0.0, "l1": -1.0, "distil": 1.5, "activation": "gelu"}.items():
+    for share in (0.0, -1.0, math.inf, math.nan):
+        message = refused(text, tmp_path, LLAMA, replace(text, share=share))
+        assert f"the share {share} is not a number above 0" in message
+    whole = dict.fromkeys(("tokens", "batch", "accumulate", "loss_chunk"), 0) | {"seed": -1}
+    wrong = {"learning_rate": 0.0, "l1": -1.0, "distil": 1.5, "activation": "gelu", "threshold": "two"}
+    for name, value in (whole | wrong).items():
         message = refused(text, tmp_path, **{name: value})
         assert f"{value}" in message or f"{value:g}" in message
 

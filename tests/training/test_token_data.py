@@ -143,6 +143,7 @@ def test_rows_that_cannot_be_read(encoder: Encoder, tmp_path: Path) -> None:
         ([{"text": "a"}, {"content": "b"}], r"row 2 has keys 'content': text or messages is needed"),
         ([["text"]], r"row 1 has \['text'\]: text or"),
         ([{"text": 3}], r"row 1: a string as text or a list as messages is needed"),
+        ([{"text": "a"}, {"text": "\ud800"}], r"row 2: the text has a lone surrogate"),
         ([{"messages": []}], r"row 1: a string as text"),
         ([{"messages": ["a"]}], r"row 1: the chat template cannot render a conversation"),
     ):
@@ -160,6 +161,15 @@ def test_rows_that_cannot_be_read(encoder: Encoder, tmp_path: Path) -> None:
     assert not [*(tmp_path / "cache").iterdir()]
 
 
+def test_a_parquet_file_with_a_damaged_column(encoder: Encoder, tmp_path: Path) -> None:
+    path = rows_of(tmp_path / "rows.parquet", [{"text": HEIDI[at : at + 99]} for at in range(5000)])
+    data = bytearray(path.read_bytes())
+    data[40:400] = bytes(360)  # the index at the end is whole
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"rows.parquet is not a Parquet file, or damaged: "):
+        token_file(path, encoder, tmp_path / "cache")
+
+
 def test_a_text_is_encoded_once(encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also under another name; pieces of a long text are cut at its lines."""
     text = "\ufeff" + "".join(f"line {i}\r\n" for i in range(400))
@@ -172,8 +182,40 @@ def test_a_text_is_encoded_once(encoder: Encoder, tmp_path: Path, monkeypatch: p
     assert token_file(tmp_path / "two.md", encoder, tmp_path / "cache")[1] == name
 
 
+def test_tokens_of_another_tokenizer_or_form_are_not_taken(encoder: Encoder, tmp_path: Path) -> None:
+    """The same bytes are a text, or rows; each file of a tokenizer decides its tokens."""
+    names = set()
+    for suffix, as_text in ((".jsonl", False), (".txt", True), (".JSONL", False)):
+        rows_of(tmp_path / "rows.jsonl", [{"text": "Heidi"}]).rename(path := tmp_path / f"rows{suffix}")
+        tokens, name = token_file(path, encoder, tmp_path / "cache")
+        names.add(name)
+        assert (b"text" in b"".join(map(encoder.tokenizer.piece, tokens.tolist()))) == as_text
+    assert len(names) == 2
+    for file in ("tokenizer.json", "vocab.json", "merges.txt", "chat_template.jinja", "tekken.json"):
+        (folder := tmp_path / file.partition(".")[0]).mkdir()
+        for content in ("{}", "[]"):
+            (folder / file).write_text(content, encoding="utf-8")
+            names.add(token_file(tmp_path / "rows.txt", replace(encoder, folder=folder), tmp_path)[1])
+    assert len(names) == 2 + 2 * 5
+
+
+def test_tools_are_in_the_prompt_of_a_conversation(tmp_path: Path) -> None:
+    template = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + PLAIN
+    tokenizer, tools = chat_tokenizer(template), [{"type": "function", "function": {"name": "find"}}]
+    messages = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]
+    truth = tokenizer.apply_chat_template(messages, tools=tools, return_dict=True)["input_ids"]
+    ids, learned = encode_conversation(tokenizer, messages, tools)
+    assert ids == truth and tokenizer.decode(np.array(ids)[learned]) == "Here.<|im_end|>"
+    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    encoder = Encoder(open_original(LLAMA).tokenizer, tmp_path / "checkpoint", 40_000)
+    for suffix in (".jsonl", ".parquet"):
+        path = rows_of(tmp_path / f"rows{suffix}", [{"messages": messages, "tools": tools}])
+        (row,) = encoder.documents(path)
+        assert np.where(row < 0, ~row, row).tolist() == truth
+
+
 def test_texts_are_mixed_by_their_shares(encoder: Encoder, tmp_path: Path) -> None:
-    sources = [Source(tmp_path / "a.txt", 3.0), Source(tmp_path / "b.txt", 1.0)]
+    sources = [Source(tmp_path / "a.txt", 1.5e308), Source(tmp_path / "b.txt", 5e307)]  # 3 to 1
     for source, text in zip(sources, ("a" * 4000, "b" * 9000), strict=True):
         source.path.write_text(text, encoding="utf-8")
     mixture = Mixture(sources, encoder, 32, 1, tmp_path / "cache")

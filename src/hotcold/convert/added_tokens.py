@@ -13,7 +13,7 @@ from hotcold.tokenizer.added_tokens import PREFIX, TokenFlags, implied_flags
 from hotcold.tokenizer.spm import SPACE
 from hotcold.tokenizer.vocabulary import TokenType
 
-_FOUND = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+_SEARCHED_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 _RSTRIP = f"{PREFIX}rstrip"
 
 
@@ -28,7 +28,7 @@ def flags_metadata(
     if not named["normalized"] or not _spells_first(checkpoint, prefix=prefix):
         named["normalized"] = frozenset()
     keys = TokenFlags(**named).metadata()
-    special = [id for id, token in enumerate(tokens) if token.type in _FOUND]
+    special = [id for id, token in enumerate(tokens) if token.type in _SEARCHED_TYPES]
     if (
         entries
         and not keys
@@ -60,7 +60,7 @@ def _ids(entries: Iterable[tuple[Any, Mapping[str, Any]]], tokens: list[Piece], 
         and 0 <= id < len(tokens)
         and isinstance(text := entry.get("content"), str)
         and tokens[id].text in (text, text.replace(SPACE, " "))
-        and tokens[id].type in _FOUND
+        and tokens[id].type in _SEARCHED_TYPES
     )
 
 

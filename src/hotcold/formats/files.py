@@ -123,7 +123,7 @@ if sys.platform == "win32":
     def _read_at(fd: int, view: memoryview, offset: int) -> int:
         return read_at(kernel32(), msvcrt.get_osfhandle(fd), view, offset)
 
-    def _locked(path: Path) -> contextlib.AbstractContextManager[bool]:
+    def _locked(path: Path, *, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
         """Needs no lock: a file that is open cannot be deleted."""
         return contextlib.nullcontext(True)
 
@@ -138,11 +138,12 @@ else:
         return len(data)
 
     @contextlib.contextmanager
-    def _locked(path: Path) -> Iterator[bool]:
-        """Locks a file. False: another process has the lock, or the disk has no locks."""
+    def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+        """Locks a file. False: another process has the lock and ``wait`` is False, or the disk has no
+        locks."""
         with path.open("r+b") as file:
             try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
                 locked = True
             except OSError:
                 locked = False
@@ -208,22 +209,35 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         if path.exists() and not path.is_file():
             raise _special(path.stat().st_mode)
         _delete_abandoned(path)
-        partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        fd = os.open(partial, flags, 0o666)
-        try:
-            with _locked(partial):
-                with os.fdopen(fd, "wb") as file:
-                    yield file
-                    file.flush()
-                    os.fsync(file.fileno())
-                _replace(partial, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        with contextlib.ExitStack() as cleanup:
+            partial, file = _create_partial(path, cleanup)
+            with file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            _replace(partial, path)
     except OSError as error:
         raise FileError(f"cannot be written: {error.strerror or error}") from None
+
+
+def _create_partial(path: Path, cleanup: contextlib.ExitStack) -> tuple[Path, BinaryIO]:
+    """Creates and locks a partial file of ``path``; ``cleanup`` closes, unlocks and deletes it.
+
+    Before the lock, another process may delete the file as that of a killed process: then the next one is
+    created."""
+    while True:
+        partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
+        file = cleanup.enter_context(partial.open("xb"))
+        cleanup.callback(_delete, partial)
+        with contextlib.suppress(FileNotFoundError):
+            cleanup.enter_context(_locked(partial, wait=True))
+            if partial.exists():
+                return partial, file
+
+
+def _delete(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -86,8 +87,8 @@ def cache_bytes(cpus: Collection[int], root: Path = Path("/")) -> int:
     sizes: dict[str, int] = {}
     for path in (root / f"sys/devices/system/cpu/cpu{cpu}/cache" for cpu in cpus):
         for size in path.glob("index*/size"):
-            users, nbytes = read_text(size.with_name("shared_cpu_list")), read_text(size).partition("K")[0]
-            sizes[users] = max(sizes.get(users, 0), int(f"0{nbytes}") << 10)
+            users, kib = read_text(size.with_name("shared_cpu_list")), re.match(r"(\d+)K", read_text(size))
+            sizes[users] = max(sizes.get(users, 0), int(kib[1]) << 10 if kib else 0)
     return sum(sizes.values())
 
 

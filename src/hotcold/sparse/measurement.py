@@ -93,6 +93,8 @@ class Measurement:
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
                 raise ValueError(f"{_KEY}{name} is {value!r:.40}: a number of at least 0 is needed")
             figures[name] = float(value)
-        if not math.isfinite(figures["tokens"]):
-            raise ValueError(f"{_KEY}tokens is {figures['tokens']}: a finite number is needed")
+        if not 1 <= figures["tokens"] < math.inf:
+            raise ValueError(
+                f"{_KEY}tokens is {figures['tokens']:g}: a finite number of at least 1 is needed"
+            )
         return cls(int(figures.pop("tokens")), **figures)

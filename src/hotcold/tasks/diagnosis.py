@@ -80,8 +80,10 @@ def facts(machine: dict[str, Any], gpus: Sequence[GPU], gpu: GPU | None, gpu_rea
     wrapped = _list(gpus, gpu)
     if gpu_reason:
         wrapped.append(f"{'GPU':<12}{gpu_reason}")
+    if machine["missing_extras"]:
+        wrapped.append(f"{'optional':<12}{command('EXTRA')} adds packages:")
     for extra, modules in machine["missing_extras"].items():
-        wrapped.append(f"{'optional':<12}{command(extra)}, for {EXTRAS[extra].purpose}: {', '.join(modules)}")
+        wrapped.append(f"{'':<12}{extra}, for {EXTRAS[extra].purpose}: {', '.join(modules)}")
     for line in wrapped:
         lines += textwrap.wrap(line, 80, subsequent_indent=12 * " ", break_on_hyphens=False)
     return _section(lines)

@@ -283,7 +283,8 @@ def _keep(path: Path, hardware: Hardware, notes: list[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, hardware)
     except (ValueError, OSError) as error:
-        notes.append(f"not cached, so the next call measures again: {error}")
+        reason = f"{path.parent}: {error.strerror}" if isinstance(error, OSError) else error
+        notes.append(f"not cached, so the next call measures again: {reason}")
 
 
 def _write(path: Path, hardware: Hardware) -> None:

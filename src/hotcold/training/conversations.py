@@ -1,7 +1,8 @@
 """Turns conversations into tokens with a tokenizer's chat template; only answers are learned."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from hotcold.training.libraries import library_errors
 
 
 def encode_conversation(
-    tokenizer: Any, messages: Sequence[dict[str, Any]]
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None = None
 ) -> tuple[list[int], npt.NDArray[np.bool_]]:
-    """Token ids of a conversation, and a mask of the ids in answers.
+    """Token ids of a conversation with its tools, and a mask of the ids in answers.
 
     Ids are those of ``tokenizer.apply_chat_template`` of transformers. A template with ``{% generation %}``
     names the answers itself. Otherwise an answer is the text that a message adds to the template's output for
@@ -29,11 +30,12 @@ def encode_conversation(
             raise UserError(f"the tokenizer has no chat template: {fix}")
         if re.search(r"\{%-?\s*generation", tokenizer.chat_template):
             encoded = tokenizer.apply_chat_template(
-                messages, return_dict=True, return_assistant_tokens_mask=True
+                messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
             )
             return list(encoded["input_ids"]), np.array(encoded["assistant_masks"], bool)
-        spans = [_span(tokenizer, messages, number) for number in answers]
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        render = partial(tokenizer.apply_chat_template, tools=tools, tokenize=False)
+        spans = [_span(render, messages, number) for number in answers]
+        text = render(messages)
     for begin, answer in spans:
         if text[begin : begin + len(answer)] != answer:
             raise UserError("the chat template changes earlier messages: mark answers by {% generation %}")
@@ -44,10 +46,10 @@ def encode_conversation(
     return list(coded["input_ids"]), learned
 
 
-def _span(tokenizer: Any, messages: Sequence[dict[str, Any]], number: int) -> tuple[int, str]:
+def _span(render: Callable[..., str], messages: Sequence[dict[str, Any]], number: int) -> tuple[int, str]:
     """The position and the text of an answer."""
-    before = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
-    after = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
+    before = render(messages[:number], add_generation_prompt=True)
+    after = render(messages[: number + 1])
     if not after.startswith(before):
         raise UserError("the chat template writes answers in another way than it asks for them")
     return len(before), after[len(before) :].rstrip()

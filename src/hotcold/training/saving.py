@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hotcold.convert.settings import read_settings
 from hotcold.errors import UserError
 from hotcold.extras import importing
 from hotcold.training.libraries import torch
@@ -24,6 +25,7 @@ from hotcold.training.sparse_model import (
     sparse_layers,
 )
 from hotcold.training.thresholds import MAX_DIVERGENCE, Mode, choose_thresholds
+from hotcold.training.token_data import TOKENIZER_FILES
 from hotcold.values import printable
 
 with importing("train", "training"):
@@ -33,10 +35,7 @@ _CODE = "modeling_hotcold"
 _REPORT = "sparsity.json"
 _HELD_OUT_CONTEXT = 512  # most tokens of a held-out text in one window
 #: Files that a model keeps when its weights change.
-_KEPT = (
-    "generation_config.json", "*token*", "tekken.json", "vocab.json", "merges.txt", "chat_template*",
-    "LICENSE*",
-)  # fmt: skip
+_KEPT = (*TOKENIZER_FILES, "LICENSE*")
 
 
 def save_sparse(
@@ -67,16 +66,21 @@ def save_sparse(
             are kept.
         threshold: of the gates: ``none``, ``one`` or ``per-layer`` (see ``choose_thresholds``), or numbers by
             layer. None keeps the model's thresholds.
-        held_out: texts, or batches of token ids, that choose the thresholds and measure zeros.
+        held_out: list of texts, or of batches of token ids, for the choice of thresholds and the measurement.
         max_divergence: bound on the divergence that thresholds may cause, nats.
-        dtype: of the weights in the file; None keeps theirs.
+        dtype: floating type of the weights in the file, or its name; None keeps theirs.
         report: further entries of ``sparsity.json``.
 
     UserError: a value is not allowed, or the folder cannot be written."""
     output, inner = Path(output), unwrapped(model)
     source = None if original is None else Path(original)
     check_new(output)
-    layers, base = sparse_layers(model), _class_of(inner)
+    layers, base, stored_type = sparse_layers(model), _class_of(inner), _float_type(dtype)
+    if source is not None and not (source / "config.json").is_file():
+        raise UserError(f"{source} has no config.json: the checkpoint folder of the original is needed")
+    stated = None if source is None else dict(read_settings(source / "config.json").values)
+    if isinstance(held_out, str):
+        raise UserError("held_out is one text: give a list of texts or batches")
     batches = None if held_out is None else [_batch(given, tokenizer) for given in held_out]
     entries: dict[str, Any] = {"activation": layers[0][0].kind}
     if isinstance(threshold, str):
@@ -84,15 +88,16 @@ def save_sparse(
             raise UserError(f"threshold {threshold!r} needs held-out text: give texts or batches as held_out")
         entries["choice"] = asdict(choose_thresholds(model, batches, threshold, max_divergence))
     elif threshold is not None:
-        if len(threshold) != len(layers) or not all(0 <= number < math.inf for number in threshold):
+        thresholds = _numbers(threshold)
+        if len(thresholds) != len(layers) or not all(0 <= number < math.inf for number in thresholds):
             raise UserError(f"threshold {threshold!r}: {len(layers)} numbers of at least 0 are needed")
-        set_thresholds(layers, threshold)
+        set_thresholds(layers, thresholds)
     if batches is not None:
         entries["held_out"] = asdict(measure_sparsity(model, batches))
     entries["thresholds"] = [layer[0].threshold for layer in layers]
     entries |= dict(report or {})
-    state = _state(inner, dtype)
-    config = _config(inner, base, layers, source, state)
+    state = _state(inner, stored_type)
+    config = _config(inner, base, layers, stated, state)
     texts = {"config.json": json.dumps(config, indent=2) + "\n"}
     if "auto_map" in config:
         entries["code"] = f"{_CODE}.py"
@@ -100,6 +105,21 @@ def save_sparse(
     texts[_REPORT] = json.dumps(entries, indent=1) + "\n"
     in_first_process(lambda: _write(output, inner, state, tokenizer, source, texts))
     return entries
+
+
+def _float_type(given: Any) -> Any:
+    """The type of torch that is given, or that has the given name; None for None."""
+    dtype = getattr(torch, given, None) if isinstance(given, str) else given
+    if given is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise UserError(f"dtype {given!r}: a floating type such as torch.bfloat16 is needed")
+    return dtype
+
+
+def _numbers(values: Any) -> list[float]:
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError):
+        return []
 
 
 def check_new(output: Path) -> None:
@@ -127,7 +147,10 @@ def _batch(given: Batch | str, tokenizer: Any) -> Batch:
 
 
 def _class_of(model: Any) -> str:
-    """The name of the model's class in transformers."""
+    """The name of the model's class in transformers. UserError: it is no causal language model."""
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+        name = printable(type(model).__name__)
+        raise UserError(f"{name} predicts no tokens: only causal language models can be saved")
     for base in type(model).__mro__:
         if base.__module__.startswith("transformers.models."):
             return base.__name__
@@ -154,13 +177,15 @@ def _state(model: Any, dtype: Any) -> dict[str, Any]:
 
 
 def _config(
-    model: Any, base: str, layers: list[list[WatchedActivation]], original: Path | None, state: dict[str, Any]
+    model: Any,
+    base: str,
+    layers: list[list[WatchedActivation]],
+    stated: dict[str, Any] | None,
+    state: dict[str, Any],
 ) -> dict[str, Any]:
-    """``config.json`` with the new activation. transformers computes a ReLU without a threshold without
-    further code."""
-    config = dict(model.config.to_dict())
-    if original is not None:
-        config = json.loads((original / "config.json").read_text(encoding="utf-8"))
+    """``config.json`` with the new activation, made of that of the original if there is one. transformers
+    computes a ReLU without a threshold without further code."""
+    config = dict(model.config.to_dict() if stated is None else stated)
     for key in ("hidden_act_param", "auto_map", "_name_or_path"):
         config.pop(key, None)
     kind, key = layers[0][0].kind, activation_key(model.config)

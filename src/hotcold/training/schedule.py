@@ -39,7 +39,7 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
         ends = [end for end, _ in stages]
         if not ends or ends != sorted(set(ends)) or ends[0] <= 0:
             raise UserError(f"stages end at {ends}: shares of the run in ascending order are needed")
-        if not weight >= 0:
+        if not 0 <= weight < math.inf:
             raise UserError(f"weight {weight:g}: a number of at least 0 is needed")
         self.weight, self.stages = weight, [(float(end), float(share)) for end, share in stages]
         self._units: list[float] = []  #: of the penalty, which fills the list in the first batch
@@ -56,7 +56,8 @@ class SparsitySchedule(transformers().TrainerCallback, _ExportableState):  # typ
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._penalty = SparsityPenalty(model, 0.0)
-        self._units = self._penalty.units = self._units or _saved_units(state)
+        continued = (self._units or _saved_units(state)) if state.global_step else []
+        self._units = self._penalty.units = continued
         if state.global_step and not self._units:
             fix = "start again, or continue a checkpoint that was saved with SparsitySchedule"
             raise UserError(f"the checkpoint of step {state.global_step} has no units of the penalty: {fix}")

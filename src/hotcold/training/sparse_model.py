@@ -73,6 +73,9 @@ def make_sparse(model: Any, activation: Kind = "drelu") -> Any:
     UserError: the activation is not known, or an FFN has an unknown form."""
     if activation not in KINDS:
         raise UserError(f"activation {activation!r}: choose from {', '.join(KINDS)}")
+    if not hasattr(model, "config"):
+        got = printable(type(model).__name__)
+        raise UserError(f"{got} is not a model of transformers: pass the model itself, before DDP or FSDP")
     key = activation_key(model.config)
     modules = list(ffns(model))
     _check_layers(model, {layer for _, _, layer in modules})
@@ -148,6 +151,8 @@ def _computes(module: Any, form: str) -> bool:
         product = activation(gate) * up
         computed = module._apply_gate(both) if experts else module(x)
         expected = product if experts else module.down_proj(product)
+    if not bool(torch.isfinite(expected).all()):
+        raise UserError("an FFN computes values that are not finite: a weight is not a number, or too large")
     return bool((computed - expected).abs().max() <= _CLOSE * expected.abs().max())
 
 
@@ -180,6 +185,8 @@ class SparsityPenalty:
     with a checkpoint, since the loss after a restart depends on the units."""
 
     def __init__(self, model: Any, weight: float = 0.3) -> None:
+        if not 0 <= weight < math.inf:
+            raise UserError(f"weight {weight:g}: a number of at least 0 is needed")
         self._layers, self.weight = sparse_layers(model), weight
         self.units: list[float] = []
         self.zeros: list[Any] = []  #: by layer, share of zeros in the last batch, as tensors
@@ -285,6 +292,9 @@ def inputs_of(batch: Batch, device: Any) -> tuple[dict[str, Any], Any]:
     if not isinstance(batch, dict):
         batch = {"input_ids": torch.as_tensor(batch)}
     inputs = {key: torch.as_tensor(value).to(device) for key, value in batch.items()}
+    if (ids := inputs.get("input_ids")) is not None and ids.ndim != 2:
+        got = f"a batch of shape {tuple(ids.shape)}"
+        raise UserError(f"{got}: token ids of shape [windows, tokens] are needed")
     labels = inputs.pop("labels", None)
     if labels is None:
         labels = inputs["input_ids"]

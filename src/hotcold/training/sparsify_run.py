@@ -259,7 +259,7 @@ class Run:
                     saved_at = time.monotonic()
                 if stop:
                     break
-        if stop:
+        if stop or signals:  # a signal may have come during the last save
             note(f"stopped at step {self.step} of {self.steps}; the same command continues from there")
             signal.raise_signal(signals[0] if signals else signal.SIGTERM)
 

@@ -27,7 +27,7 @@ from hotcold.training.sparse_model import KINDS, Measured
 from hotcold.training.sparsify_run import Report as Report
 from hotcold.training.sparsify_run import Run
 from hotcold.training.sparsify_run import SparsifyOptions as SparsifyOptions
-from hotcold.training.thresholds import Thresholds, choose_thresholds
+from hotcold.training.thresholds import MODES, Thresholds, choose_thresholds
 from hotcold.training.token_data import Encoder, Mixture, Source, hash_of
 from hotcold.values import real, whole
 
@@ -80,11 +80,7 @@ def sparsify(
     UserError: a value is not allowed, a folder is no checkpoint of a known form, a text is too short or of
     another form, memory or disk do not suffice, the loss is not a number, or ``work`` is another run's."""
     start = time.monotonic()
-    if options.activation not in KINDS:
-        raise UserError(f"activation {options.activation!r}: choose from {', '.join(KINDS)}")
-    real("`distil`", options.distil, 0, 1, "a share of the loss")
-    real("`learning_rate`", options.learning_rate, 1e-30, math.inf)
-    real("l1", options.l1, 0, math.inf)
+    _check(options)
     check_new(output)
     folder = work or output.with_name(output.name + ".work")
     if log is not None and not RunState(folder, {}).exists():
@@ -127,6 +123,20 @@ def sparsify(
         )
         save_sparse(run.model, output, original=original.folder, report=done.report(), dtype=dtype)
     return done
+
+
+def _check(options: SparsifyOptions) -> None:
+    """Raises UserError if an option has a value that no model allows."""
+    if options.activation not in KINDS:
+        raise UserError(f"activation {options.activation!r}: choose from {', '.join(KINDS)}")
+    if options.threshold not in MODES:
+        raise UserError(f"threshold {options.threshold!r}: choose from {', '.join(MODES)}")
+    for name in ("tokens", "batch", "accumulate", "loss_chunk"):
+        whole(f"`{name}`", getattr(options, name), 1)
+    whole("seed", options.seed, 0, 2**31 - 1)
+    real("`distil`", options.distil, 0, 1, "a share of the loss")
+    real("`learning_rate`", options.learning_rate, 1e-30, math.inf)
+    real("l1", options.l1, 0, math.inf)
 
 
 @contextmanager

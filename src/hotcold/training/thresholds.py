@@ -26,6 +26,7 @@ _PRICES = (1e-4, 1e6)  # lowest and highest price of a nat, as a share of zeros
 _TRIES = 10  # prices, and thresholds between those of two prices
 
 Mode = Literal["one", "per-layer", "none"]
+MODES: tuple[Mode, ...] = ("one", "per-layer", "none")
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ def choose_thresholds(
 
     UserError: the model is not sparse, or a value is not allowed."""
     layers = sparse_layers(model)
-    if mode not in ("one", "per-layer", "none"):
-        raise UserError(f"threshold {mode!r}: choose from one, per-layer, none")
+    if mode not in MODES:
+        raise UserError(f"threshold {mode!r}: choose from {', '.join(MODES)}")
     if not max_divergence > 0:
         raise UserError(f"max_divergence {max_divergence:g}: a number above 0 is needed")
     search = _Search(model, layers, list(held_out))

@@ -3,7 +3,8 @@
 import hashlib
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,13 +28,19 @@ _HELD_OUT = 0.05  #: share of each text, at its end, that is held out
 _MOST_WINDOWS = 128  #: held-out windows of all texts: half choose thresholds, half measure
 _PIECE = 1 << 20  #: characters that are encoded at a time
 
+#: Files of a checkpoint that decide the tokens of a text.
+TOKENIZER_FILES = (
+    "generation_config.json", "*token*", "tekken.json", "vocab.json", "merges.txt", "chat_template*",
+)  # fmt: skip
+_ROWS = (".jsonl", ".json")
+
 
 @dataclass(frozen=True)
 class Source:
     """A file to train on, and its share. Shares are relative; None is in proportion to the files' lengths.
 
     The suffix decides the format: ``.jsonl`` and ``.parquet`` have rows with ``text`` or ``messages``, each a
-    document; other files are one text in UTF-8."""
+    document; other files are one text in UTF-8. Rows with ``messages`` may have ``tools``."""
 
     path: Path
     share: float | None = None
@@ -56,8 +63,9 @@ class Encoder:
     @cached_property
     def identity(self) -> str:
         """A hash of the tokenizer's files."""
-        names = [*self.folder.glob("*token*"), *self.folder.glob("*.jinja"), self.folder / "config.json"]
-        hashes = [hash_of(path) for path in sorted(names) if path.is_file()]
+        patterns = (*TOKENIZER_FILES, "config.json")
+        names = {path for pattern in patterns for path in self.folder.glob(pattern)}
+        hashes = {path.name: hash_of(path) for path in sorted(names) if path.is_file()}
         return hashlib.sha256(json.dumps([hashes, self.special]).encode()).hexdigest()
 
     @property
@@ -68,9 +76,9 @@ class Encoder:
     def documents(self, path: Path) -> Iterator[Ids]:
         """The pieces of a file as tokens, a row at a time. UserError: the file cannot be read as such."""
         try:
-            if path.suffix in (".jsonl", ".json"):
+            if (suffix := path.suffix.lower()) in _ROWS:
                 yield from (self._row(path, *row) for row in _json_rows(path))
-            elif path.suffix == ".parquet":
+            elif suffix == ".parquet":
                 yield from (self._row(path, *row) for row in _parquet_rows(path))
             else:
                 with path.open(encoding="utf-8-sig", newline="") as file:
@@ -87,13 +95,14 @@ class Encoder:
         if not isinstance(row, dict) or not ({"text", "messages"} & row.keys()):
             got = f"keys {shown(', '.join(map(str, row)))}" if isinstance(row, dict) else shown(row)
             raise UserError(f"{path}, row {number} has {got}: text or messages is needed")
-        if isinstance(text := row.get("text"), str):
-            ids, eos = self._encode(text), self.tokenizer.eos_id
-            return ids if eos is None or (len(ids) and ids[-1] == eos) else np.append(ids, self.dtype(eos))
-        if not isinstance(messages := row.get("messages"), list) or not messages:
-            raise UserError(f"{path}, row {number}: a string as text or a list as messages is needed")
         try:
-            values, learned = encode_conversation(self._chat, messages)
+            if isinstance(text := row.get("text"), str):
+                ids, eos = self._encode(text), self.tokenizer.eos_id
+                ended = eos is None or (len(ids) and ids[-1] == eos)
+                return ids if ended else np.append(ids, self.dtype(eos))
+            if not isinstance(messages := row.get("messages"), list) or not messages:
+                raise UserError("a string as text or a list as messages is needed")
+            values, learned = encode_conversation(self._chat, messages, row.get("tools"))
         except UserError as error:
             raise UserError(f"{path}, row {number}: {error}") from None
         ids = np.array(values, self.dtype)
@@ -110,16 +119,16 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
                     raise UserError(f"{path}, line {number} is not a JSON object: {error}") from None
 
 
-def _parquet_rows(path: Path) -> Iterable[tuple[int, Any]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise UserError(f"{path}: Parquet files need pyarrow: pip install pyarrow") from None
-    with library_errors(f"{path} is not a Parquet file"):
+    with library_errors(f"{path} is not a Parquet file, or damaged"):
         file = parquet.ParquetFile(path)
-    names = [name for name in ("text", "messages") if name in file.schema_arrow.names]
-    batches = file.iter_batches(1024, columns=names or None)
-    return enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+        names = [name for name in ("text", "messages", "tools") if name in file.schema_arrow.names]
+        batches = file.iter_batches(1024, columns=names or None)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
 
 
 def hash_of(path: Path) -> str:
@@ -133,7 +142,9 @@ def hash_of(path: Path) -> str:
 
 def token_file(path: Path, encoder: Encoder, folder: Path) -> tuple[Ids, str]:
     """The tokens of a text file, mapped from a file in ``folder``, and its name; encodes new texts."""
-    name = hashlib.sha256((hash_of(path) + encoder.identity).encode()).hexdigest()[:16]
+    suffix = path.suffix.lower()
+    form = suffix if suffix in (*_ROWS, ".parquet") else ""  # the same bytes may be rows or a text
+    name = hashlib.sha256((hash_of(path) + encoder.identity + form).encode()).hexdigest()[:16]
     target = folder / f"{name}.tokens"
 
     def encode() -> None:
@@ -171,6 +182,9 @@ class Mixture:
         given = [source.share for source in self.sources if source.share is not None]
         if given and len(given) < len(self.sources):
             raise UserError("some texts have a share and others do not: give each a share, or none")
+        for source in self.sources:
+            if source.share is not None and not 0 < source.share < math.inf:
+                raise UserError(f"{source.path}: the share {source.share} is not a number above 0")
         self._train, ends = [], []
         for source in self.sources:
             ids, name = self._tokens(source.path, 3)
@@ -178,8 +192,9 @@ class Mixture:
             end = len(ids) - self._step * max(2, int(len(ids) * _HELD_OUT) // self._step)
             self._train.append(ids[:end])
             ends.append(ids[end:])
-        weights = given or [len(ids) for ids in self._train]
-        self.shares = np.array(weights, np.float64) / sum(weights)
+        weights = np.array(given or [len(ids) for ids in self._train], np.float64)
+        self.shares = weights / weights.max()  # a sum of large shares could overflow
+        self.shares /= self.shares.sum()
         self.tokens = sum(map(len, self._train))  #: to train on
         rows = []
         for share, ids in zip(self.shares, ends, strict=True):
