@@ -4,6 +4,7 @@ the weights."""
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from hotcold.model.reading import Progress
 from hotcold.model.weights import Weights, load_weights
 from hotcold.placement.expert_cache import BudgetTooSmallError, NoExpertsError
 from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
+from hotcold.placement.sizes import CHUNK, GPU_CHUNK
 from hotcold.runtime import memory
 from hotcold.runtime.drafts import check_draft
 from hotcold.runtime.machine import use_measured_fetching
@@ -41,6 +43,7 @@ _T = TypeVar("_T")
 
 _NO_BLOCK = "the draft block is not used"
 _TRIES = 8  # attempts, each with less of a GPU's memory
+_CHUNK_PART = 1 / 32  # of a GPU's weights, the most that longer prompt chunks may displace
 #: Tokens of a context: the largest default if experts or neurons compete with the KV cache for memory, and
 #: the smallest that loading chooses for lack of memory.
 _SHORT_CONTEXT = 4096
@@ -158,6 +161,13 @@ class _Model:
             return self
         return self._with_context(_SHORT_CONTEXT)
 
+    def with_gpu_chunk(self) -> "_Model":
+        """Returns the model with the default of ``chunk`` for a GPU."""
+        limits = _limits(self.request.context, self.options, GPU_CHUNK)
+        if limits == self.request.limits:
+            return self
+        return replace(self, request=replace(self.request, limits=limits))
+
     def _with_context(self, context: int) -> "_Model":
         limits = _limits(context, self.options)
         return replace(self, request=replace(self.request, context=context, limits=limits))
@@ -206,6 +216,11 @@ class _Choice:
         decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
         if decision.on_gpus and model.short() is not model:
             return cls.from_model(model.short(), most)
+        if decision.on_gpus and (longer := model.with_gpu_chunk()) is not model:
+            with suppress(MemoryShortError):
+                choice = cls.from_model(longer, most)
+                if choice.decision.gpu_weight_bytes > decision.gpu_weight_bytes * (1 - _CHUNK_PART):
+                    return choice
         plan = decision.apply_to(plan)
         memory.check_memory(plan)
         if model.config.draft and not plan.config.draft:
@@ -381,8 +396,9 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
     )
 
 
-def _limits(context: int, options: AllOptions) -> BatchLimits:
-    return BatchLimits.from_context(context, options["sequences"], min(options["chunk"], context))
+def _limits(context: int, options: AllOptions, default_chunk: int = CHUNK) -> BatchLimits:
+    chunk = default_chunk if options["chunk"] is None else options["chunk"]
+    return BatchLimits.from_context(context, options["sequences"], min(chunk, context))
 
 
 def _default_context(file: GGUFFile, config: Config, options: AllOptions) -> int:

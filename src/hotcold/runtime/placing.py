@@ -117,6 +117,10 @@ class Decision:
     asked: bool = True  #: whether the user asked for a GPU; otherwise a failure is only a note
     slots: int | None = None  #: state slots, if the placement has fewer than the CPU alone
 
+    @property
+    def gpu_weight_bytes(self) -> int:
+        return sum(each.weight_bytes for each in self.on_gpus)
+
     def apply_to(self, plan: MemoryPlan) -> MemoryPlan:
         """Applies the placement to a plan for the CPU alone; drops the draft block if the CPU computes
         nothing."""
