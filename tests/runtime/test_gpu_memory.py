@@ -61,7 +61,7 @@ def test_the_pieces_of_drivers(driver: str, tmp_path: Path) -> None:
     ("options", "chunk"),
     [
         ({"vram_budget": 64 * MIB}, 256),  # 512, but the model has 256 positions
-        ({"vram_budget": 12 * MIB}, 128),  # longer chunks would leave 7 % less memory to weights
+        ({"vram_budget": 12 * MIB}, 128),  # the larger buffers would take a tenth
         ({"vram_budget": MIB // 2}, 128),  # nothing fits
         ({"vram_budget": 64 * MIB, "chunk": 128}, 128),
         ({"vram_budget": 64 * MIB, "context": 200}, 200),

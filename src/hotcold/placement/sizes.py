@@ -28,7 +28,6 @@ from hotcold.sparse.predictor import check_predictors, predictor_names
 Ints = npt.NDArray[np.int64]
 
 CHUNK = 128  #: default prompt rows in the buffers of a step
-GPU_CHUNK = 512  #: the same with a GPU: each step of a prompt reads all weights
 
 #: Tensors of a layer's FFN. All others count as attention, including routers and shared experts.
 _FFN_TENSOR = re.compile(

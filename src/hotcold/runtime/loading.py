@@ -4,7 +4,6 @@ the weights."""
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from hotcold.model.reading import Progress
 from hotcold.model.weights import Weights, load_weights
 from hotcold.placement.expert_cache import BudgetTooSmallError, NoExpertsError
 from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
-from hotcold.placement.sizes import CHUNK, GPU_CHUNK
+from hotcold.placement.sizes import CHUNK
 from hotcold.runtime import memory
 from hotcold.runtime.drafts import check_draft
 from hotcold.runtime.machine import use_measured_fetching
@@ -43,7 +42,6 @@ _T = TypeVar("_T")
 
 _NO_BLOCK = "the draft block is not used"
 _TRIES = 8  # attempts, each with less of a GPU's memory
-_CHUNK_PART = 1 / 32  # of a GPU's weights, the most that longer prompt chunks may displace
 #: Tokens of a context: the largest default if experts or neurons compete with the KV cache for memory, and
 #: the smallest that loading chooses for lack of memory.
 _SHORT_CONTEXT = 4096
@@ -161,13 +159,6 @@ class _Model:
             return self
         return self._with_context(_SHORT_CONTEXT)
 
-    def with_gpu_chunk(self) -> "_Model":
-        """Returns the model with the default of ``chunk`` for a GPU."""
-        limits = _limits(self.request.context, self.options, GPU_CHUNK)
-        if limits == self.request.limits:
-            return self
-        return replace(self, request=replace(self.request, limits=limits))
-
     def _with_context(self, context: int) -> "_Model":
         limits = _limits(context, self.options)
         return replace(self, request=replace(self.request, context=context, limits=limits))
@@ -216,11 +207,6 @@ class _Choice:
         decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
         if decision.on_gpus and model.short() is not model:
             return cls.from_model(model.short(), most)
-        if decision.on_gpus and (longer := model.with_gpu_chunk()) is not model:
-            with suppress(MemoryShortError):
-                choice = cls.from_model(longer, most)
-                if choice.decision.gpu_weight_bytes > decision.gpu_weight_bytes * (1 - _CHUNK_PART):
-                    return choice
         plan = decision.apply_to(plan)
         memory.check_memory(plan)
         if model.config.draft and not plan.config.draft:
@@ -388,6 +374,7 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
         limits=_limits(context, options),
         context=context,
         cache_type=options["cache_type"],
+        chunk=options["chunk"],
         cache_positions=pool,
         state_copies=options["state_copies"],
         draft_max=options["draft_max"],
@@ -396,8 +383,8 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
     )
 
 
-def _limits(context: int, options: AllOptions, default_chunk: int = CHUNK) -> BatchLimits:
-    chunk = default_chunk if options["chunk"] is None else options["chunk"]
+def _limits(context: int, options: AllOptions) -> BatchLimits:
+    chunk = CHUNK if options["chunk"] is None else options["chunk"]
     return BatchLimits.from_context(context, options["sequences"], min(chunk, context))
 
 

@@ -24,7 +24,7 @@ from hotcold.placement.hardware import DEFAULT, PRESETS, Hardware, find_hardware
 from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
 from hotcold.placement.placement import MOST_GPUS, Placement, read_placement, write_placement
 from hotcold.placement.profiles import Profile, find_profile, power_law_profile
-from hotcold.placement.sizes import GPU_CHUNK, SHAPES, Sizes, sizes_of_shape
+from hotcold.placement.sizes import CHUNK, SHAPES, Sizes, sizes_of_shape
 from hotcold.placement.solver import Solver
 from hotcold.runtime.opening import Source, file_of
 from hotcold.runtime.session import LoadedModel
@@ -271,10 +271,10 @@ def _of_model(
         if reason := unsupported(config.state_ops):
             raise UserError(f"there is nothing to place: {reason}")
         predictors = find_predictors(file)
-        limits = BatchLimits.from_context(positions, 1, min(GPU_CHUNK, positions))
+        limits = BatchLimits.from_context(positions, 1, CHUNK)
         request = MemoryRequest(limits, positions, cache_type or "f16", draft_max=MOST_DRAFT_STATES)
         memory = MemoryPlan.make(WeightBytes.from_file(file, config), config, request, free=_AMPLE)
-        sizes = memory.within([budget]).sizes(file, predictors)
+        sizes = memory.within([budget]).with_gpu_chunk(budget).sizes(file, predictors)
     return _Subject(sizes, _profile(sizes, profile, path), positions)
 
 
