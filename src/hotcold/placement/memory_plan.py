@@ -23,8 +23,8 @@ from hotcold.placement.step_memory import GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import PredictorFacts, predictor_names
 
 GPU_CHUNK = 512  #: default prompt tokens of a step with a GPU
-#: Part of a GPU's memory that the buffers for these tokens may take, besides the buffers for fewer.
-GPU_CHUNK_PART = 32
+#: Part of a GPU's memory that these tokens may take beyond the usual prompt tokens of a step.
+GPU_CHUNK_PART = 1 / 32
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class MemoryPlan:
             GPUStep(self.config, each, types).nbytes(max(self.config.neurons))
             for each in (request.limits, limits)
         )
-        if request.chunk is not None or (then - now) * GPU_CHUNK_PART > budget:
+        if request.chunk is not None or then - now > budget * GPU_CHUNK_PART:
             return self
         return replace(self, request=replace(request, limits=limits))
 
