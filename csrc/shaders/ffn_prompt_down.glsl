@@ -1,6 +1,7 @@
 // Down by neuron for prompt rows: leaves in order; a binary counter of leaves adds their sums like the tree.
 //
-// A workgroup takes 64 outputs of a tile; an invocation 4 outputs of every 16th choice.
+// A workgroup takes 64 outputs of CHOICES choices of a tile; an invocation 4 outputs of every 16th choice.
+// The sums of more choices would not fit in registers.
 #include "ffn.glsl"
 #include "ffn_weights.glsl"
 layout(local_size_x = 256) in;
@@ -8,8 +9,9 @@ layout(std430, binding = 4) readonly buffer ValueBuffer { float values[]; };
 layout(std430, binding = 5) writeonly buffer PartialBuffer { float partial[]; };
 
 const uint SLICE = 32;           // neurons; 64 are a word of a mask
-const uint OWN = TILE / 16;   // choices of an invocation
-const uint WIDTH = TILE + 1;  // so that a column's values are in different banks
+const uint CHOICES = 32;         // divides TILE
+const uint OWN = CHOICES / 16;   // choices of an invocation
+const uint WIDTH = CHOICES + 1;  // so that a column's values are in different banks
 const uint C_TILE = SLICE * WIDTH;
 
 shared vec4 w_tile[SLICE * 16];
@@ -24,7 +26,7 @@ void load(Expert e, Tile tile, uint begin, uint end) {
             w = down_values(rows_layout, place_of(rows_layout, quad / 8), e.begin + neuron, quad);
         w_tile[i] = w;
     }
-    for (uint i = gl_LocalInvocationID.x; i < SLICE * TILE; i += 256) {
+    for (uint i = gl_LocalInvocationID.x; i < SLICE * CHOICES; i += 256) {
         const uint neuron = begin + i % SLICE, place = i / SLICE;
         float c = 0;
         if (place < tile.count && neuron < end) c = values[choice_of(tile, place) * most + neuron];
@@ -33,8 +35,11 @@ void load(Expert e, Tile tile, uint begin, uint end) {
 }
 
 void main() {
-    const Tile tile = tile_of(gl_WorkGroupID.z);
-    if (tile.count == 0) return;
+    Tile tile = tile_of(gl_WorkGroupID.z / (TILE / CHOICES));
+    const uint skipped = gl_WorkGroupID.z % (TILE / CHOICES) * CHOICES;
+    if (skipped >= tile.count) return;
+    tile.first += skipped;
+    tile.count = min(tile.count - skipped, CHOICES);
     const Expert e = expert_of(tile.expert);
     const uint leaf_count = leaves_of(e), first_leaf = gl_WorkGroupID.y * together;
     if (first_leaf >= leaf_count || e.end == e.begin) return;

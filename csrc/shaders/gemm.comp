@@ -46,7 +46,7 @@ void main() {
     // Workgroups with the same weights are neighbours: a matrix larger than the cache is read once.
     const uint inputs = min(count_of(count), input_rows), first_input = gl_WorkGroupID.x * TILE_INPUTS;
     if (first_input >= inputs) return;
-    uint first = start + gl_WorkGroupID.y * 64, end = rows;
+    uint first = start + gl_WorkGroupID.y * TILE_OUTPUTS, end = rows;
     if (HEADS > 1) {  // the rows of the head that are bound
         const uint each = out_columns / HEADS, begin = gl_WorkGroupID.z * each;
         first += max(begin, out_first) - out_first;

@@ -1,109 +1,109 @@
-// Tiles of a product of a matrix with many rows of input, the same bits as dot.glsl: 64 outputs by
-// TILE_INPUTS (32 or 64; float types: 32) rows of input, in workgroups of 256. The including shader defines
-// before, besides TYPE, weights[], weights4[], x4[], x_factors[], x_values[], x_values4[] and INPUT_ROWS as
-// in dot.glsl:
-//   TILE_INPUTS                            a specialisation constant, or a number
+// Tiles of a product of a matrix with many rows of input, the same bits as dot.glsl: TILE_OUTPUTS outputs by
+// TILE_INPUTS rows of input, in workgroups of 256. The including shader defines before, besides TYPE,
+// weights[], weights4[], x4[], x_factors[], x_values[], x_values4[] and INPUT_ROWS as in dot.glsl:
+//   TILE_INPUTS                            32 or 64: a specialisation constant, or a number
 //   uint weight_row(uint o)                the row of the matrix of output o
 //   uint input_row(uint j)                 the j-th row of x
 //   void store(uint o, uint j, float v)    takes a result, without bias
 //
-// A step of the loop loads one block of each row of two neighbouring chunks into shared memory. The two
-// blocks are adjacent in 32 bytes, a sector, which single chunks would load twice. An invocation has outputs
-// i, i + 16, i + 32 and i + 48, so that neighbours read neighbouring 16 bytes of shared memory, and
-// TILE_INPUTS / 16 inputs, which 16 neighbours share. For each pair it keeps the sums of both chunks and the
-// total of the earlier chunks.
+// A step of the loop loads AHEAD blocks of a chunk of each row into shared memory. An invocation has one of
+// each 16 outputs, so that neighbours read neighbouring 16 bytes of shared memory, and one of each 16 inputs,
+// which 16 neighbours share. For each pair it keeps the sum of the chunk and the total of the earlier chunks.
 #include "blocks.glsl"
 
-const uint TILE_OUTPUTS = 64;
-const uint OWN_INPUTS = TILE_INPUTS / 16;
-const uint OWN = 4 * OWN_INPUTS;
+const uint TILE_OUTPUTS = 2 * TILE_INPUTS;
+const uint OWN_OUTPUTS = TILE_OUTPUTS / 16, OWN_INPUTS = TILE_INPUTS / 16;
+const uint OWN = OWN_OUTPUTS * OWN_INPUTS;
 const bool FLOATS = TYPE == 0 || TYPE == 1 || TYPE == 30;  // F32, F16, BF16
 const uint WIDTH = FLOATS ? 8 : 2;                         // vectors of four words that hold a block
+const uint AHEAD = FLOATS && TILE_INPUTS > 32 ? 1 : 2;     // two blocks of floats would exceed 32 KiB
+// Parts of a block that one invocation loads: units of weights, vectors of input.
+const uint W_PARTS = TYPE == 0 ? 8 : FLOATS ? 4 : 1;
+const uint X_PARTS = FLOATS ? 8 : 1;
 
-// By chunk, then by vector, then by row.
-shared uvec4 w_tile[2 * WIDTH * TILE_OUTPUTS];
-shared uvec4 x_tile[2 * WIDTH * TILE_INPUTS];
-shared vec2 w_factors[2 * TILE_OUTPUTS];  // from factors()
-shared uint w_small[2 * TILE_OUTPUTS];    // the small scales of Q6_K and Q2_K
-shared uvec2 x_scales[2 * TILE_INPUTS];
+// By block, then by vector, then by row.
+shared uvec4 w_tile[AHEAD * WIDTH * TILE_OUTPUTS];
+shared uvec4 x_tile[AHEAD * WIDTH * TILE_INPUTS];
+shared vec2 w_factors[AHEAD * TILE_OUTPUTS];  // from factors()
+shared uint w_small[AHEAD * TILE_OUTPUTS];    // the small scales of Q6_K and Q2_K
+shared uvec2 x_scales[AHEAD * TILE_INPUTS];
+shared uint tile_rows[TILE_INPUTS];  // of x
 
-void load_weights(Layout m, uint row, Place at, uint stream, uint o) {
+// Loads part `u` of a block, number `n` of the step, as output `o` of the tile.
+void load_weights(Layout m, uint row, Place at, uint n, uint o, uint u) {
     if (FLOATS) {
-        [[unroll]] for (uint u = 0; u < units_of(TYPE); ++u) {
-            const uvec4 unit = weights4[unit_at(TYPE, m, row, at, u)];
-            const uint to = (stream * WIDTH + (TYPE == F32 ? u : 2 * u)) * TILE_OUTPUTS + o;
-            w_tile[to] = floatBitsToUint(unit_values(TYPE, unit, 0));
-            if (TYPE != F32) w_tile[to + TILE_OUTPUTS] = floatBitsToUint(unit_values(TYPE, unit, 1));
-        }
+        const uvec4 unit = weights4[unit_at(TYPE, m, row, at, u)];
+        const uint to = (n * WIDTH + (TYPE == F32 ? u : 2 * u)) * TILE_OUTPUTS + o;
+        w_tile[to] = floatBitsToUint(unit_values(TYPE, unit, 0));
+        if (TYPE != F32) w_tile[to + TILE_OUTPUTS] = floatBitsToUint(unit_values(TYPE, unit, 1));
         return;
     }
     Block w;
     LOAD_BLOCK(w, weights, TYPE, m, row, at)
     const Codes codes = codes_of(TYPE, w);
-    w_tile[stream * 2 * TILE_OUTPUTS + o] = codes.low;
-    w_tile[(stream * 2 + 1) * TILE_OUTPUTS + o] = codes.high;
-    w_factors[stream * TILE_OUTPUTS + o] = factors(TYPE, w);
-    if (has_small_scales(TYPE)) w_small[stream * TILE_OUTPUTS + o] = w.scale.y;
+    w_tile[n * 2 * TILE_OUTPUTS + o] = codes.low;
+    w_tile[(n * 2 + 1) * TILE_OUTPUTS + o] = codes.high;
+    w_factors[n * TILE_OUTPUTS + o] = factors(TYPE, w);
+    if (has_small_scales(TYPE)) w_small[n * TILE_OUTPUTS + o] = w.scale.y;
 }
 
-void load_inputs(Layout m, uint columns, uint row, Place at, uint stream, uint j) {
+void load_inputs(Layout m, uint columns, uint row, Place at, uint n, uint j, uint q) {
     if (FLOATS) {
-        for (uint q = 0; q < 8; ++q) {
-            const uint column = 32 * at.block + 4 * q, from = row * columns + column;
-            vec4 x = vec4(0);
-            if ((columns & 3) == 0) {
-                if (column < columns) x = x_values4[from / 4];
-            } else {
-                for (uint k = 0; k < 4 && column + k < columns; ++k) x[k] = x_values[from + k];
-            }
-            x_tile[(stream * WIDTH + q) * TILE_INPUTS + j] = floatBitsToUint(x);
+        const uint column = 32 * at.block + 4 * q, from = row * columns + column;
+        vec4 x = vec4(0);
+        if ((columns & 3) == 0) {
+            if (column < columns) x = x_values4[from / 4];
+        } else {
+            for (uint k = 0; k < 4 && column + k < columns; ++k) x[k] = x_values[from + k];
         }
+        x_tile[(n * WIDTH + q) * TILE_INPUTS + j] = floatBitsToUint(x);
         return;
     }
     const uint from = row * m.blocks + at.block;
-    x_tile[stream * 2 * TILE_INPUTS + j] = x4[2 * from];
-    x_tile[(stream * 2 + 1) * TILE_INPUTS + j] = x4[2 * from + 1];
-    x_scales[stream * TILE_INPUTS + j] = x_factors[4 * INPUT_ROWS * m.blocks + from];
+    x_tile[n * 2 * TILE_INPUTS + j] = x4[2 * from];
+    x_tile[(n * 2 + 1) * TILE_INPUTS + j] = x4[2 * from + 1];
+    x_scales[n * TILE_INPUTS + j] = x_factors[4 * INPUT_ROWS * m.blocks + from];
 }
 
-// Adds a block in shared memory to the sums of its chunk.
-void add_block(uint stream, uint o, uint j, inout float sums[OWN]) {
+// Adds block `n` of the step, in shared memory, to the sums of its chunk.
+void add_block(uint n, uint o, uint j, inout float sums[OWN]) {
     if (FLOATS) {
         for (uint q = 0; q < 8; ++q) {
-            vec4 w[4];
-            [[unroll]] for (uint a = 0; a < 4; ++a) {
-                w[a] = uintBitsToFloat(w_tile[(stream * WIDTH + q) * TILE_OUTPUTS + o + 16 * a]);
+            vec4 w[OWN_OUTPUTS];
+            [[unroll]] for (uint a = 0; a < OWN_OUTPUTS; ++a) {
+                w[a] = uintBitsToFloat(w_tile[(n * WIDTH + q) * TILE_OUTPUTS + o + 16 * a]);
             }
             [[unroll]] for (uint b = 0; b < OWN_INPUTS; ++b) {
-                const vec4 x = uintBitsToFloat(x_tile[(stream * WIDTH + q) * TILE_INPUTS + j + 16 * b]);
-                [[unroll]] for (uint a = 0; a < 4; ++a) {
-                    precise float sum = sums[4 * b + a] + w[a].x * x.x;
+                const vec4 x = uintBitsToFloat(x_tile[(n * WIDTH + q) * TILE_INPUTS + j + 16 * b]);
+                [[unroll]] for (uint a = 0; a < OWN_OUTPUTS; ++a) {
+                    precise float sum = sums[OWN_OUTPUTS * b + a] + w[a].x * x.x;
                     sum = sum + w[a].y * x.y;
                     sum = sum + w[a].z * x.z;
                     sum = sum + w[a].w * x.w;
-                    sums[4 * b + a] = sum;
+                    sums[OWN_OUTPUTS * b + a] = sum;
                 }
             }
         }
         return;
     }
-    Codes w[4];
-    [[unroll]] for (uint a = 0; a < 4; ++a) {
-        w[a].low = w_tile[stream * 2 * TILE_OUTPUTS + o + 16 * a];
-        w[a].high = w_tile[(stream * 2 + 1) * TILE_OUTPUTS + o + 16 * a];
-    }
+    Codes x[OWN_INPUTS];
+    uvec2 scale[OWN_INPUTS];
     [[unroll]] for (uint b = 0; b < OWN_INPUTS; ++b) {
-        const uvec4 low = x_tile[stream * 2 * TILE_INPUTS + j + 16 * b];
-        const uvec4 high = x_tile[(stream * 2 + 1) * TILE_INPUTS + j + 16 * b];
-        const uvec2 scale = x_scales[stream * TILE_INPUTS + j + 16 * b];
-        [[unroll]] for (uint a = 0; a < 4; ++a) {
-            const uint at = stream * TILE_OUTPUTS + o + 16 * a;
-            Block block;
-            if (has_small_scales(TYPE)) block.scale.y = w_small[at];
-            const ivec2 dots = dot_halves(w[a], low, high);
-            const float v = block_dot(TYPE, block, w_factors[at], dots, uintBitsToFloat(scale.x), scale.y);
-            precise const float sum = sums[4 * b + a] + v;
-            sums[4 * b + a] = sum;
+        x[b].low = x_tile[n * 2 * TILE_INPUTS + j + 16 * b];
+        x[b].high = x_tile[(n * 2 + 1) * TILE_INPUTS + j + 16 * b];
+        scale[b] = x_scales[n * TILE_INPUTS + j + 16 * b];
+    }
+    [[unroll]] for (uint a = 0; a < OWN_OUTPUTS; ++a) {
+        const uint at = o + 16 * a;
+        const Codes w = Codes(w_tile[n * 2 * TILE_OUTPUTS + at], w_tile[(n * 2 + 1) * TILE_OUTPUTS + at]);
+        const vec2 w_factor = w_factors[n * TILE_OUTPUTS + at];
+        Block block;
+        if (has_small_scales(TYPE)) block.scale.y = w_small[n * TILE_OUTPUTS + at];
+        [[unroll]] for (uint b = 0; b < OWN_INPUTS; ++b) {
+            const ivec2 dots = dot_halves(w, x[b].low, x[b].high);
+            const float v = block_dot(TYPE, block, w_factor, dots, uintBitsToFloat(scale[b].x), scale[b].y);
+            precise const float sum = sums[OWN_OUTPUTS * b + a] + v;
+            sums[OWN_OUTPUTS * b + a] = sum;
         }
     }
 }
@@ -113,43 +113,40 @@ void add_block(uint stream, uint o, uint j, inout float sums[OWN]) {
 void gemm_tile(Layout m, uint columns, uint first_output, uint outputs, uint first_input, uint inputs) {
     const uint i = gl_LocalInvocationID.x, o = i % 16, j = i / 16;
     fill_code_pairs(TYPE, i, 256);
-    // The first half of the invocations loads weights, the second half inputs.
-    const uint stream = i % 2, loaded = i % 128 / 2;
-    const uint w_row = weight_row(min(first_output + loaded, outputs - 1));
-    const uint x_row = input_row(min(first_input + loaded, inputs - 1));
+    if (i < TILE_INPUTS) tile_rows[i] = input_row(min(first_input + i, inputs - 1));
     const bool computes = first_input + j < inputs;
-    float totals[OWN], sums[OWN], next[OWN];
-    [[unroll]] for (uint k = 0; k < OWN; ++k) totals[k] = sums[k] = next[k] = 0;
-    for (uint chunk = 0; chunk < m.chunks; chunk += 2) {
-        for (uint n = 0; n < m.chunk; ++n) {
+    float totals[OWN], sums[OWN];
+    [[unroll]] for (uint k = 0; k < OWN; ++k) totals[k] = 0;
+    for (uint chunk = 0; chunk < m.chunks; ++chunk) {
+        const uint blocks = chunk_blocks(m, chunk);
+        [[unroll]] for (uint k = 0; k < OWN; ++k) sums[k] = 0;
+        for (uint first = 0; first < blocks; first += AHEAD) {
+            const uint count = min(AHEAD, blocks - first);
             barrier();
-            const Place at = place_in_chunk(m, chunk + stream, n);
-            if (n < chunk_blocks(m, chunk + stream)) {
-                if (i < 128) load_weights(m, w_row, at, stream, loaded);
-                else if (loaded < TILE_INPUTS) load_inputs(m, columns, x_row, at, stream, loaded);
+            // Weights from the first invocation on, inputs from the last one on: some have neither or one.
+            for (uint item = i; item < count * W_PARTS * TILE_OUTPUTS; item += 256) {
+                const uint part = item / TILE_OUTPUTS, n = part / W_PARTS, own = item % TILE_OUTPUTS;
+                const uint row = weight_row(min(first_output + own, outputs - 1));
+                load_weights(m, row, place_in_chunk(m, chunk, first + n), n, own, part % W_PARTS);
+            }
+            for (uint item = 255 - i; item < count * X_PARTS * TILE_INPUTS; item += 256) {
+                const uint part = item % (X_PARTS * TILE_INPUTS), n = item / (X_PARTS * TILE_INPUTS);
+                const uint own = part / X_PARTS;
+                const Place at = place_in_chunk(m, chunk, first + n);
+                load_inputs(m, columns, tile_rows[own], at, n, own, part % X_PARTS);
             }
             barrier();
-            // A loop, because drivers compile code that is called twice slowly; unrolled, the swap costs
-            // nothing.
-            [[unroll]] for (uint s = 0; s < 2; ++s) {
-                if (computes && n < chunk_blocks(m, chunk + s)) add_block(s, o, j, sums);
-                [[unroll]] for (uint k = 0; k < OWN; ++k) {
-                    const float swapped = sums[k];
-                    sums[k] = next[k];
-                    next[k] = swapped;
-                }
-            }
+            for (uint n = 0; computes && n < count; ++n) add_block(n, o, j, sums);
         }
         [[unroll]] for (uint k = 0; k < OWN; ++k) {
-            precise const float total = (totals[k] + sums[k]) + next[k];  // +0 without a second chunk
+            precise const float total = totals[k] + sums[k];
             totals[k] = total;
-            sums[k] = next[k] = 0;
         }
     }
     [[unroll]] for (uint b = 0; b < OWN_INPUTS; ++b) {
-        [[unroll]] for (uint a = 0; a < 4; ++a) {
+        [[unroll]] for (uint a = 0; a < OWN_OUTPUTS; ++a) {
             const uint output_ = first_output + o + 16 * a, input_ = first_input + j + 16 * b;
-            if (output_ < outputs && input_ < inputs) store(output_, input_, totals[4 * b + a]);
+            if (output_ < outputs && input_ < inputs) store(output_, input_, totals[OWN_OUTPUTS * b + a]);
         }
     }
 }

@@ -13,13 +13,15 @@ from support.vulkan import faults
 from support.vulkan.devices import DRIVERS, FULL, device_index
 
 from hotcold import LLM
+from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
+from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUBackend, GPUMemoryError
 from hotcold.kernels.gpus import slack_bytes
 from hotcold.runtime import placing
-from hotcold.runtime.loading import load
+from hotcold.runtime.loading import load, plan_load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.values import exact_size
@@ -53,6 +55,28 @@ def check(session: Any, budget: int) -> None:
 def test_the_pieces_of_drivers(driver: str, tmp_path: Path) -> None:
     path = golden("tiny-drelu", tmp_path, type="Q4_0").path
     check(run(path, gpu=str(device_index(driver)), vram_budget=3 * MIB, chunk=1), 3 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "chunk"),
+    [
+        ({"vram_budget": 64 * MIB}, 256),  # 512, but the model has 256 positions
+        ({"vram_budget": 12 * MIB}, 128),  # the larger buffers would take a tenth
+        ({"vram_budget": MIB // 2}, 128),  # nothing fits
+        ({"vram_budget": 64 * MIB, "chunk": 128}, 128),
+        ({"vram_budget": 64 * MIB, "context": 200}, 200),
+        ({"gpu": "off"}, 128),
+    ],
+)
+def test_chunks_of_prompts_are_longer_on_a_gpu(gpu: str, options: dict[str, Any], chunk: int) -> None:
+    with open_gguf(model_path()) as file:
+        plan, *_ = plan_load(file, {"threads": 1, "gpu": gpu, **options})
+    assert plan.request.limits.chunk == chunk
+    assert (plan.placement is None) == (options in ({"vram_budget": MIB // 2}, {"gpu": "off"}))
+
+
+def test_longer_chunks_are_planned_for(gpu: str) -> None:
+    check(run(None, gpu=gpu, vram_budget=64 * MIB), 64 * MIB)
 
 
 @pytest.mark.parametrize(

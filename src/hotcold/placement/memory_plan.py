@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.formats.gguf import GGUFFile
-from hotcold.kernels.backend import PAGE, BatchLimits
+from hotcold.kernels.backend import DECODE_ROWS, PAGE, BatchLimits
 from hotcold.kernels.gpus import STAGING_BYTES
 from hotcold.model.config import Config
 from hotcold.model.draft_block import draft_bytes
@@ -18,8 +19,12 @@ from hotcold.placement.hot_neurons import HotNeurons, suits
 from hotcold.placement.placement import WEIGHTS, Placement
 from hotcold.placement.profiles import profile_beside
 from hotcold.placement.sizes import Sizes, sizes_of_file
-from hotcold.placement.step_memory import buffer_bytes, scratch_bytes
+from hotcold.placement.step_memory import GPUStep, buffer_bytes, scratch_bytes
 from hotcold.sparse.predictor import PredictorFacts, predictor_names
+
+GPU_CHUNK = 512  #: default prompt tokens of a step with a GPU
+#: Part of a GPU's memory that these tokens may take beyond the usual prompt tokens of a step.
+GPU_CHUNK_PART = 1 / 32
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class MemoryRequest:
     limits: BatchLimits
     context: int  #: positions of a sequence
     cache_type: str
+    chunk: int | None = None  #: prompt tokens of a step; None: those of ``limits``, or more with a GPU
     cache_positions: int | None = None  #: positions of the KV cache
     state_copies: int | None = None
     draft_max: int = 0  #: draft tokens of a sequence in one step
@@ -228,6 +234,19 @@ class MemoryPlan:
         others = self.request.limits.sequences + self.spare_slots
         most = others + copies_within(min(budgets), self.config, self.pages)
         return replace(self, slots=min(self.slots, most))
+
+    def with_gpu_chunk(self, budget: int) -> Self:
+        """Returns the plan with a GPU's default of prompt tokens in a step, if the larger buffers are a small
+        part of the budget. Each step of a prompt reads all weights, so longer chunks read them less often."""
+        request, types = self.request, (BLOCK_TYPES["Q8_0"],) * 3
+        limits = replace(request.limits, tokens=DECODE_ROWS + min(GPU_CHUNK, request.context))
+        now, then = (
+            GPUStep(self.config, each, types).nbytes(max(self.config.neurons))
+            for each in (request.limits, limits)
+        )
+        if request.chunk is not None or then - now > budget * GPU_CHUNK_PART:
+            return self
+        return replace(self, request=replace(request, limits=limits))
 
     def _left_of(self, free: int | None) -> int | None:
         """Returns the bytes for more states: nine tenths of the memory that the plan leaves free."""

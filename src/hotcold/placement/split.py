@@ -25,11 +25,12 @@ from hotcold.kernels.backend import (
 )
 from hotcold.model.devices import Devices
 from hotcold.placement.placement import Placement
+from hotcold.placement.sizes import CHUNK
 from hotcold.sparse.ffn import FFN, SplitFFN, SplitPredictor, SplitWeights
 
 Bools = npt.NDArray[np.bool_]
 
-#: Seconds after which the hot side gives up on a layer without an answer.
+#: Seconds after which the hot side gives up on a layer without an answer, for each ``CHUNK`` rows of a step.
 ANSWER_TIMEOUT_S = 30.0
 
 
@@ -165,7 +166,7 @@ class ColdSide:
         """``weights`` and ``predictors``: of all layers. ``kinds``: for each layer, the dimension of its FFN,
         and the experts per row, 0 without experts."""
         self.backend = devices.embedding
-        self.link = gpu.link(ANSWER_TIMEOUT_S)
+        self.link = gpu.link(ANSWER_TIMEOUT_S * max(1, limits.tokens // CHUNK))
         #: A mailbox has a mask of cold neurons if the layer has a predictor.
         words = {
             i: layer.cold.words if predictors[i] else 0

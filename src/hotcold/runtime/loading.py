@@ -23,6 +23,7 @@ from hotcold.model.reading import Progress
 from hotcold.model.weights import Weights, load_weights
 from hotcold.placement.expert_cache import BudgetTooSmallError, NoExpertsError
 from hotcold.placement.memory_plan import MemoryPlan, MemoryRequest, WeightBytes
+from hotcold.placement.sizes import CHUNK
 from hotcold.runtime import memory
 from hotcold.runtime.drafts import check_draft
 from hotcold.runtime.machine import use_measured_fetching
@@ -373,6 +374,7 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
         limits=_limits(context, options),
         context=context,
         cache_type=options["cache_type"],
+        chunk=options["chunk"],
         cache_positions=pool,
         state_copies=options["state_copies"],
         draft_max=options["draft_max"],
@@ -382,7 +384,8 @@ def _request(file: GGUFFile, config: Config, options: AllOptions) -> MemoryReque
 
 
 def _limits(context: int, options: AllOptions) -> BatchLimits:
-    return BatchLimits.from_context(context, options["sequences"], min(options["chunk"], context))
+    chunk = CHUNK if options["chunk"] is None else options["chunk"]
+    return BatchLimits.from_context(context, options["sequences"], min(chunk, context))
 
 
 def _default_context(file: GGUFFile, config: Config, options: AllOptions) -> int:

@@ -58,7 +58,7 @@ class ModelOptions(TypedDict, total=False):
 class LoadOptions(ModelOptions, total=False):
     """Keyword arguments of :class:`LLM` and :class:`AsyncLLM` besides the file."""
 
-    chunk: int  #: limit for the prompt tokens of a step (128)
+    chunk: int | None  #: limit for the prompt tokens of a step (128; 512 with a GPU that has the memory)
     sequences: int  #: limit for requests that run at the same time (1; 4 for ``AsyncLLM``)
     cache_positions: int | None  #: size of the KV cache, which sequences share (``context`` for each)
     #: states of recurrent layers to keep for prompts with the same beginning; other models have none (what an
@@ -88,7 +88,6 @@ _DEFAULTS = AllOptions(
     sparsity="auto",
     backend="cpu",
     cache_type="f16",
-    chunk=128,
     default_context=32768,
     sequences=1,
     draft_max=DRAFT_MAX,
@@ -118,7 +117,7 @@ def complete(options: Mapping[str, Any]) -> AllOptions:
     if completed["pooling"] not in (None, *POOLINGS):
         raise LoadError(f"pooling {completed['pooling']!r}: choose from {', '.join(POOLINGS)}")
     for name in ("sequences", "chunk", "default_context"):
-        if completed[name] < 1:
+        if completed[name] is not None and completed[name] < 1:
             raise LoadError(f"{name} is {completed[name]}: at least 1 is needed")
     if (completed["state_copies"] or 0) < 0:
         raise LoadError(f"state_copies is {completed['state_copies']}: at least 0 is needed")

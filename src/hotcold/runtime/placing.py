@@ -9,7 +9,7 @@ from typing import Any
 from hotcold.errors import UserError
 from hotcold.formats.gguf import GGUFFile
 from hotcold.kernels import BACKENDS, open_backend
-from hotcold.kernels.backend import Backend
+from hotcold.kernels.backend import Backend, BatchLimits
 from hotcold.kernels.gpu import GPU
 from hotcold.kernels.gpus import (
     ENVIRONMENT,
@@ -116,6 +116,7 @@ class Decision:
     on_gpus: tuple[OnGPU, ...] = ()  #: the placement's GPUs in order; empty if another backend replaces them
     asked: bool = True  #: whether the user asked for a GPU; otherwise a failure is only a note
     slots: int | None = None  #: state slots, if the placement has fewer than the CPU alone
+    limits: BatchLimits | None = None  #: of a step, if the placement has larger ones than the CPU alone
 
     def apply_to(self, plan: MemoryPlan) -> MemoryPlan:
         """Applies the placement to a plan for the CPU alone; drops the draft block if the CPU computes
@@ -124,8 +125,10 @@ class Decision:
             return plan
         config = plan.config if self.placement.cpu_computes else replace(plan.config, draft=None)
         slots = plan.slots if self.slots is None else self.slots
+        request = plan.request if self.limits is None else replace(plan.request, limits=self.limits)
         on_gpus = [each.nbytes for each in self.on_gpus if not each.gpu.shares_memory]
-        return replace(plan, config=config, placement=self.placement, slots=slots, gpu_bytes=on_gpus)
+        decided = replace(plan, config=config, request=request, placement=self.placement, slots=slots)
+        return replace(decided, gpu_bytes=on_gpus)
 
     def open(self, options: AllOptions, layers: int) -> Devices:
         """Opens the backends. GPUMemoryError: a GPU's memory does not suffice. GPUError: a GPU is not
@@ -308,7 +311,7 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
             raise UserError(f"{got}: at most {exact_size(round_size(gpu.memory_bytes))} are allowed")
     budgets = [min(budget, most.get(gpu, budget)) for gpu, budget in zip(gpus, budgets, strict=True)]
     buffers = [max(0, budget - slack_bytes(budget)) for budget in budgets]
-    model = replace(model, plan=model.plan.within(buffers))
+    model = replace(model, plan=model.plan.within(buffers).with_gpu_chunk(min(buffers)))
     favourable = [_favourable()] * len(gpus)
     if options["placement"] is not None and not most:
         rated = _read(model, Path(options["placement"]), gpu=True)
@@ -344,7 +347,8 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         what = f"GPU {titles(software)} is a software driver, which computes on the CPU"
         notes = (*notes, f"{what}: {slow}")
     notes = (*map(str, on_gpus), *notes, *rated.notes)
-    return Decision(notes, rated.placement, on_gpus, asked, model.plan.slots)
+    plan = model.plan
+    return Decision(notes, rated.placement, on_gpus, asked, plan.slots, plan.request.limits)
 
 
 def _apart(config: Config, placement: Placement) -> str | None:

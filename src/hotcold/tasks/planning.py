@@ -274,7 +274,7 @@ def _of_model(
         limits = BatchLimits.from_context(positions, 1, CHUNK)
         request = MemoryRequest(limits, positions, cache_type or "f16", draft_max=MOST_DRAFT_STATES)
         memory = MemoryPlan.make(WeightBytes.from_file(file, config), config, request, free=_AMPLE)
-        sizes = memory.within([budget]).sizes(file, predictors)
+        sizes = memory.within([budget]).with_gpu_chunk(budget).sizes(file, predictors)
     return _Subject(sizes, _profile(sizes, profile, path), positions)
 
 

@@ -21,7 +21,7 @@ from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNCall, FFNStat
 from hotcold.kernels.gpu import StepShape
 from hotcold.kernels.numpy_ffn import ReferenceFFN
 from hotcold.kernels.vulkan.backend import VulkanBackend
-from hotcold.kernels.vulkan.ffn import PASS_BYTES, PROMPT_TILE, ffn_scratch_bytes
+from hotcold.kernels.vulkan.ffn import PASS_BYTES, ffn_scratch_bytes
 from hotcold.kernels.vulkan.ffn import ffn as record_ffn
 from hotcold.kernels.vulkan.ffn_weights import (
     FFNShape,
@@ -30,6 +30,7 @@ from hotcold.kernels.vulkan.ffn_weights import (
     pack_panels,
     panel_words,
 )
+from hotcold.kernels.vulkan.linear import SMALL_TILE
 from hotcold.kernels.vulkan.memory import aligned
 from hotcold.kernels.vulkan.recording import Recording
 from hotcold.kernels.vulkan.scratch import step_scratch_bytes
@@ -238,7 +239,7 @@ def test_scratch_of_weights_in_parts_is_bounded_and_planned_for() -> None:
     ffn = FFNShape(4096, (28672,), 1, "by_neuron", "relu", True, type, type, type)
     for together in (64, 16, 1):
         row_bytes = 4 * (ffn.most + 64 // together * ffn.dim)
-        assert ffn_scratch_bytes(ffn, rows, 0, together) <= max(PASS_BYTES, PROMPT_TILE * row_bytes) + 2**20
+        assert ffn_scratch_bytes(ffn, rows, 0, together) <= max(PASS_BYTES, SMALL_TILE * row_bytes) + 2**20
     # 235 MB each of gate, up and down: two parts, where a range has 128 MiB.
     assert [leaves_together(ffn, nbytes << 20) for nbytes in (1024, 128, 16)] == [64, 32, 4]
     step = StepShape(

@@ -19,7 +19,7 @@ from hotcold.formats.blocks import BLOCK_TYPES, Tensor, quantise
 from hotcold.kernels import open_backend
 from hotcold.kernels.backend import Batch, BatchLimits, PredictorTensors, Rows
 from hotcold.kernels.vulkan import linear
-from hotcold.kernels.vulkan.recording import Cut, Recording
+from hotcold.kernels.vulkan.recording import Cut, Dispatch, Recording
 
 pytestmark = pytest.mark.one_driver  # the op table looks at the second one
 
@@ -198,6 +198,19 @@ def test_a_score_at_its_threshold_is_a_candidate(vulkan: Any) -> None:
         expected = np.hstack([x, x])[:, :150] >= threshold
     assert expected[0, :96].all() and not expected[2].any() and 0 < expected[1].sum() < expected[0].sum()
     np.testing.assert_array_equal(to_bits(vulkan.read(mask)[:3], 150), expected)
+
+
+@pytest.mark.parametrize("type", ["F16", "Q4_K"])
+def test_results_do_not_depend_on_the_tile(vulkan: Any, type: str) -> None:
+    """Programs of up to 64 rows have tiles of 64 outputs by 32 rows, others of 128 by 64."""
+    x = random_rows(rng("tiles"), 140, 256)
+    product = Product(vulkan, random_tensor(rng("tiles", type), type, 300, 256), x)
+    for rows, groups in ((64, (2, 5, 1)), (65, (2, 3, 1)), (140, (3, 3, 1))):
+        recording = Recording(vulkan, product.batch, rows)
+        linear.linear(recording, product.x, [product.matrix], [product.out], False, Rows.TOKENS)
+        step = recording.steps[-1]
+        assert isinstance(step, Dispatch) and step.groups == groups
+        product.check(product.program(rows), rows, 0)
 
 
 def test_what_is_not_in_a_table(vulkan: Any) -> None:

@@ -24,6 +24,7 @@ ALIKE = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "IQ2_XS", "IQ2_XXS", "IQ1_S")
 #: (decode rows, prompt rows) of a step
 STEPS = ((1, 0), (2, 0), (5, 0), (16, 0), (0, 1), (0, 70), (3, 5), (16, 17))
 FEW_STEPS = ((1, 0), (16, 0), (0, 33), (3, 5))
+LARGE_TILES = ((0, 97), (3, 70))  #: prompts whose rows fill more than a tile of 64
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from support.op_truth import (
     rng,
     to_words,
 )
-from support.vulkan.cases import FEW_STEPS, TYPES, Array, Case, buffer, out_buffer
+from support.vulkan.cases import FEW_STEPS, LARGE_TILES, TYPES, Array, Case, buffer, out_buffer
 
 from hotcold.formats.blocks import BLOCK_TYPES
 from hotcold.kernels.backend import (
@@ -181,6 +181,14 @@ def expert_cases() -> Iterator[Case]:
             yield Case("ffn", title, run, k == 2, k == 2 and everywhere, tolerance)
     yield Case("ffn", "Q8_0 experts of many sizes", _run_experts((0, 70, 1, 300, 64), 2, ("Q8_0",) * 3))
     yield Case("ffn", "F16 a shared expert", _run_experts((300,), 1, ("F16",) * 3))
+    for sizes, kind, types, layout in (
+        ((300,), FFNKind("relu", biases=True), ("F16",) * 3, "by_neuron"),
+        ((288, 160), FFNKind("relu"), ("Q4_0", "Q4_0", "Q5_0"), "by_output"),
+        ((288, 288), FFNKind("silu", biases=True), ("Q8_0", "Q4_0", "F32"), "by_output"),
+    ):
+        run = _run_experts(sizes, len(sizes), types, kind, layout, LARGE_TILES)
+        name = f"{' '.join(dict.fromkeys(types))} {layout} {kind.activation}"
+        yield Case("ffn", f"{name}, {len(sizes)} experts in large tiles", run)
     yield Case("predict", "F16 experts", _predict_experts)
     for name, (experts, k, score, normalise, biases) in {
         "mixtral": (8, 2, "softmax", True, False),
@@ -201,12 +209,13 @@ def _run_experts(
     types: tuple[str, str, str],
     kind: FFNKind | None = None,
     layout: str = "by_neuron",
+    steps: tuple[tuple[int, int], ...] = FEW_STEPS,
 ) -> Callable[[Any], list[Array]]:
     def run(backend: Any) -> list[Array]:
         layer = make_layer(k, sizes, 64, types, kind or FFNKind(biases=True), layout)
         weights, outs = backend.ffn_weights(layer.tensors), []
         sparse = layer.tensors.activation in SPARSE_ACTIVATIONS
-        for at, (decode, prompt) in enumerate(FEW_STEPS):
+        for at, (decode, prompt) in enumerate(steps):
             batch, count, random = plain_batch(backend, decode, prompt), decode + prompt, rng(sizes, at)
             rows, words = batch.limits.tokens, weights.words
             ids, factors = backend.zeros((rows, k), np.int32), backend.zeros((rows, k))

@@ -19,7 +19,7 @@ from hotcold.kernels import checks
 from hotcold.kernels.backend import DECODE_ROWS, Buffer, FFNCall, FFNStats, scale_run
 from hotcold.kernels.vulkan.buffers import DeviceMemory
 from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
-from hotcold.kernels.vulkan.linear import Count, gemv_lanes, quantise
+from hotcold.kernels.vulkan.linear import LARGE_TILE, SMALL_TILE, Count, gemv_lanes, quantise, tile_inputs
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import shader_type
@@ -27,7 +27,7 @@ from hotcold.kernels.vulkan.recording import Recording, Written
 
 #: Scratch for neuron and output values of prompt rows; more rows take more passes.
 PASS_BYTES = 16 << 20
-PROMPT_TILE = 32
+_DOWN_TILE = 32  # choices of a group of ffn_prompt_down.glsl
 _ALL, _DECODE, _PROMPT = range(3)  # ROWS of ffn.glsl
 _GATE, _UP, _ONLY_UP, _OUTPUT = range(4)  # STAGE of ffn_rows.glsl
 _SUMS, _OUT, _ADDED = range(3)  # RESULT of ffn_rows.glsl
@@ -51,7 +51,7 @@ class Pass:
     @property
     def tile(self) -> int:
         """Choices of one expert that share weight reads."""
-        return PROMPT_TILE if self.prompt else _power_of_two(self.rows)
+        return tile_inputs(self.choices, self.shape.experts) if self.prompt else _power_of_two(self.rows)
 
     @property
     def choices(self) -> int:
@@ -111,7 +111,7 @@ def _passes(shape: FFNShape, rows: int, decode: int, together: int) -> Iterator[
     row_bytes = 4 * shape.chosen * (shape.most + _sums(shape, together) * shape.dim)
     row_work = shape.chosen * shape.most * shape.dim
     most = min(PASS_BYTES // row_bytes, Recording.MOST_WORK // row_work)
-    most = max(PROMPT_TILE, most // PROMPT_TILE * PROMPT_TILE)
+    most = max(SMALL_TILE, most // LARGE_TILE * LARGE_TILE)
     for first in range(0, rows, most):
         yield Pass(shape, _PROMPT, first, min(most, rows - first), together)
 
@@ -329,7 +329,7 @@ class _Series:
             op.recording.work(self.rows.choices * part.rows * shape.dim)
             self.run(
                 "ffn_prompt_down_panels" if shape.panels else "ffn_prompt_down",
-                (-(-shape.dim // 64), self.rows.sums, self.rows.tiles),
+                (-(-shape.dim // 64), self.rows.sums, self.rows.tiles * (self.rows.tile // _DOWN_TILE)),
                 [shader_type(shape.down)],
                 [part.range, self.scratch["values"], Written(self.scratch["sums"])],
                 part=part,
@@ -395,7 +395,7 @@ class _Series:
             op.recording.work(self.rows.choices * min(part.rows, outputs) * columns)
             self.run(
                 "ffn_gemm",
-                (self.rows.tiles, -(-outputs // 64), 1),
+                (self.rows.tiles, -(-outputs // (2 * self.rows.tile)), 1),
                 [shader_type(type), stage, ACTIVATIONS.index(shape.activation)],
                 [part.range, source, Written(values)],
                 part=part,

@@ -17,7 +17,8 @@ from hotcold.kernels.vulkan.packing import BLOCK, RowLayout, shader_type
 from hotcold.kernels.vulkan.recording import Dispatch, Recording, Written
 
 FEW_ROWS = 16  #: of input, in one pass of gemv.comp
-_TILE, _TILE_INPUTS = 64, 32  # outputs and rows of input of one group of gemm.comp
+#: Rows of input of a tile of gemm.glsl, which has twice as many outputs.
+SMALL_TILE, LARGE_TILE = 32, 64
 _BIAS, _ACCUMULATE, _RELU = 1, 2, 4  # flags of gemv.comp
 _MOST_GROUPS = 65535  # in each dimension of a dispatch
 _TOKENS, _POSITIONS = 5, 6  # arrays of batch.glsl
@@ -156,6 +157,12 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def tile_inputs(rows: int, matrices: int = 1) -> int:
+    """Returns the rows of input of a tile, if one of ``matrices`` multiplies each of ``rows`` rows. A large
+    tile loads and unpacks weights less often, but few rows would leave it unfilled and the device idle."""
+    return LARGE_TILE if rows > LARGE_TILE * matrices else SMALL_TILE
+
+
 def _many_rows(
     recording: Recording,
     matrix: DeviceMatrix,
@@ -165,17 +172,19 @@ def _many_rows(
 ) -> None:
     """Multiplies many rows, in dispatches that each fit a submit."""
     rows, columns, inputs = push[:3]
+    tile = tile_inputs(inputs)
+    tiles, outputs, constants = -(-inputs // tile), 2 * tile, [shader_type(matrix.type), tile]
     if heads > 1:
         recording.work(rows * columns * inputs)
-        groups = -(-inputs // _TILE_INPUTS), -(-matrix.shape[0] // heads // _TILE), heads
-        recording.run("gemm", ranges, (*push, 0), groups, [shader_type(matrix.type), _TILE_INPUTS, heads])
+        groups = tiles, -(-matrix.shape[0] // heads // outputs), heads
+        recording.run("gemm", ranges, (*push, 0), groups, [*constants, heads])
         return
-    step = max(1, Recording.MOST_WORK // (columns * inputs * _TILE)) * _TILE
+    step = max(1, Recording.MOST_WORK // (columns * inputs * outputs)) * outputs
     for start in range(0, rows, step):
         part_rows = min(step, rows - start)
         recording.work(part_rows * columns * inputs)
-        groups = -(-inputs // _TILE_INPUTS), -(-part_rows // _TILE), 1
-        recording.run("gemm", ranges, (*push, start), groups, [shader_type(matrix.type), _TILE_INPUTS])
+        groups = tiles, -(-part_rows // outputs), 1
+        recording.run("gemm", ranges, (*push, start), groups, constants)
 
 
 def linear(

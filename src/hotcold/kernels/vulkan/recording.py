@@ -20,8 +20,8 @@ from hotcold.kernels.vulkan.memory import Range, aligned
 if TYPE_CHECKING:
     from hotcold.kernels._native import VulkanMemory, VulkanRecorder
 
-#: Row counts of a step's programs, besides the largest.
-PROGRAM_ROWS = (1, 2, 4, 8, 16)
+#: Row counts of a step's programs, besides the largest. Prompts of up to 64 rows have small tiles.
+PROGRAM_ROWS = (1, 2, 4, 8, 16, 64)
 
 
 @dataclass(frozen=True)
