@@ -13,9 +13,11 @@ import pytest
 from support.file_sizes import file_sizes
 from support.golden import golden
 from support.placed import on_two, random_placement
+from support.sidecars import with_sidecar
 from support.vulkan.devices import DRIVERS, device_index
 from support.vulkan.model import OrderedReference
 
+from hotcold import LLM
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
 from hotcold.engine.request import Job, Request
@@ -26,7 +28,7 @@ from hotcold.kernels.gpus import slack_bytes
 from hotcold.kernels.reference import ReferenceBackend
 from hotcold.model.config import Config
 from hotcold.placement.hardware import DEFAULT, find_hardware
-from hotcold.placement.placement import write_placement
+from hotcold.placement.placement import Placement, write_placement
 from hotcold.runtime import placing
 from hotcold.runtime.loading import load, plan_load
 from hotcold.runtime.options import LoadOptions
@@ -118,6 +120,21 @@ def test_answers_do_not_depend_on_neighbours(hot: Any) -> None:
     assert "streamed" in session.identity
 
 
+def test_predictors_and_several_gpus(tmp_path: Path) -> None:
+    """One kind of backend has the same bits on all sides, so nothing changes without streamed weights."""
+    path, cpu = with_sidecar(tmp_path), CPUBackend(1)
+    hot = random_placement(load(path, LoadOptions(threads=1)).config, 0.5).hot
+    placement = Placement([mask & (i != 3) for i, mask in enumerate(hot)], (0, 1, 1, None, 1, 0), 1)
+    for sparsity in ("predicted", "exact"):
+        sessions = [
+            on_two({0: cpu, 1: CPUBackend(1)}, placement, path, streams=each, sparsity=sparsity, sequences=2)
+            for each in (False, True)
+        ]
+        assert [each.transformer.separates_prompts for each in sessions] == [False, True]
+        plain, streamed = (greedy(each, random_prompts(40, 5), 12) for each in sessions)
+        assert plain == streamed
+
+
 def test_a_step_has_one_kind_of_rows() -> None:
     session = on_two(ReferenceBackend(), 0.5, streams=True)
     session.transformer.batch.counts[:] = 2, 1, 0, 1
@@ -145,12 +162,12 @@ def half(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_the_same_backend_on_both_sides(half: dict[str, Any]) -> None:
-    """It gives the same text as where both sides compute prompts."""
+    """It gives the same text as where both sides compute prompts, with draft tokens, too."""
     texts = []
     for where in ("cpu", "gpu"):
-        session = load(None, LoadOptions(**half, cold_prompts=where)).session()
-        assert session.transformer.separates_prompts == (where == "gpu")
-        texts.append(greedy(session, random_prompts(40)))
+        with LLM(**half, cold_prompts=where) as llm:
+            assert llm.session.transformer.separates_prompts == (where == "gpu")
+            texts.append(llm.generate("The white ship lost a", max_tokens=40, temperature=0).ids)
     assert texts[0] == texts[1]
 
 
