@@ -4,6 +4,7 @@ time of each step by its rows."""
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,3 +164,25 @@ def test_a_scored_prompt_awaits_nothing(clocked: Any) -> None:
         engine.step()
     counts = [rows for _, rows in engine.session.transformer.row_counts if rows]
     assert counts == [CHUNK] * 4
+
+
+def test_prompts_and_decoding_take_turns_where_they_are_separate() -> None:
+    """The model refuses steps with both. Each answer is that of its request alone."""
+    session = history_model(context=2000, sequences=4, chunk=32, separates_prompts=True)
+    engine = Engine(session)
+    decoding, long, short = greedy([2], 60), greedy([1] * 640, 5), greedy([3] * 20, 30)
+    engine.add(decoding)
+    engine.step()
+    engine.add(long)
+    engine.add(short)
+    while not (long.finished and short.finished and decoding.finished):
+        engine.step()
+    kinds = [decode > 0 for decode, _ in session.transformer.row_counts]
+    both_wait = kinds[1 : kinds[1:].index(True) + 40]
+    assert all(one != other for one, other in pairwise(both_wait)), "each kind has every second step"
+    assert max(rows for _, rows in session.transformer.row_counts) == 32
+    # Its prompt begins with tokens that were decoded, whose rows have other bits.
+    engine.run([later := greedy([2, *decoding.output, 4], 5)])
+    for request in (decoding, long, short, later):
+        prompt, tokens = list(request.job.prompt), request.job.max_tokens
+        assert request.output == follow(prompt, tokens, ignore_eos=True, prefill_equals_decode=False)

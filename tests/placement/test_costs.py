@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hotcold.placement.baselines import paper_placement
-from hotcold.placement.costs import Costs
+from hotcold.placement.costs import Costs, streaming_s
 from hotcold.placement.hardware import Hardware
 from hotcold.placement.placement import Placement
 from hotcold.placement.profiles import Profile
@@ -130,3 +132,26 @@ def test_kernels_and_layers_that_were_measured() -> None:
     gpu = Costs.expected(sizes, PROFILE, missing).gpus[0]
     assert gpu.dense == pytest.approx((SIZES.attention + SIZES.predictor + SIZES.kv) * 1e-11 + 2e-6)
     assert gpu.head == pytest.approx(5e-3 / 100)
+
+
+@given(
+    hot=st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=2, max_size=2),
+    where=st.tuples(*[st.sampled_from([None, 0, 1])] * 2),
+    links=st.tuples(*[st.floats(1.0, 64.0)] * 2),
+)
+def test_cold_neurons_that_are_streamed(
+    hot: list[list[bool]], where: tuple[int | None, ...], links: tuple[float, float]
+) -> None:
+    """Neuron by neuron: those of a layer on a GPU that are not hot, over that GPU's link."""
+    sizes = replace(SIZES, streams=True, gpu_layer=100)
+    placement = Placement([np.array(each) for each in hot], where, None)
+    machines = [replace(HARDWARE, link_pinned_gb_s=link) for link in links]
+    nbytes, seconds = [0, 0], 0.0
+    for layer, gpu in enumerate(where):
+        if gpu is not None and not all(hot[layer]):
+            nbytes[layer] = 100 + sum((3000, 6000)[layer] for each in hot[layer] if not each)
+            seconds += nbytes[layer] / (links[gpu] * 1e9)
+    assert placement.streamed_bytes(sizes) == nbytes
+    assert streaming_s(sizes, placement, machines) == pytest.approx(seconds)
+    assert max(nbytes) <= sizes.staging_bytes == 100 + 4 * 6000
+    assert placement.streamed_bytes(SIZES) == [0, 0] and SIZES.staging_bytes == 0

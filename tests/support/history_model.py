@@ -67,12 +67,14 @@ class HistoryTransformer:
         pages: int,
         *,
         prefill_equals_decode: bool = True,
+        separates_prompts: bool = False,
         slots: SlotPool | None = None,
     ) -> None:
         self.batch = Batch(limits)
         self.slots = slots
         self.states: list[list[int] | None] = [None] * (slots.slots + slots.spare if slots else 0)
         self.decoded = 0 if prefill_equals_decode else VOCAB  # added to the tokens of decode rows
+        self.separates_prompts = separates_prompts
         self.head = ReferenceBackend()
         self.logits = np.zeros((limits.logits, VOCAB), np.float32)
         self.logits_after = logits_after
@@ -88,6 +90,7 @@ class HistoryTransformer:
         batch = self.batch
         n, n_decode, n_logits, n_sequences = (int(count) for count in batch.counts)
         assert n_decode <= min(n, DECODE_ROWS)
+        assert n_decode in (0, n) or not self.separates_prompts
         assert n <= batch.limits.tokens and n_logits <= batch.limits.logits
         assert batch.sequence[:n].min() >= 0 and batch.sequence[:n].max() < n_sequences
         assert len(set(batch.slots[:n].tolist())) == n
@@ -163,6 +166,7 @@ def history_model(
     pages: int | None = None,
     chunk: int = 16,
     prefill_equals_decode: bool = True,
+    separates_prompts: bool = False,
     copies: int | None = None,
     spare: int = 0,
 ) -> Any:
@@ -173,7 +177,10 @@ def history_model(
     pages = sequences * per_sequence if pages is None else pages
     limits = BatchLimits(DECODE_ROWS + chunk, sequences, per_sequence, max(DECODE_ROWS, sequences))
     slots = None if copies is None else SlotPool(sequences + copies, spare)
-    transformer = HistoryTransformer(limits, pages, prefill_equals_decode=prefill_equals_decode, slots=slots)
+    same = prefill_equals_decode and not separates_prompts
+    transformer = HistoryTransformer(
+        limits, pages, prefill_equals_decode=same, separates_prompts=separates_prompts, slots=slots
+    )
     model = SimpleNamespace(
         config=SimpleNamespace(vocab=VOCAB),
         context=context,

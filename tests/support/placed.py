@@ -29,15 +29,23 @@ def random_placement(
     return Placement.on_one(hot, own, head)
 
 
-def on_two(hot: Any, placement: Placement | float, path: Path | None = None, **options: Any) -> Session:
-    """The cold side is ``cpu``, on one thread. ``placement`` may be a share of hot neurons in all layers;
-    ``hot`` may be the backend of each GPU."""
+def on_two(
+    hot: Any,
+    placement: Placement | float,
+    path: Path | None = None,
+    *,
+    cold: Any = None,
+    streams: bool = False,
+    **options: Any,
+) -> Session:
+    """The cold side is ``cpu``, on one thread, or ``cold``. ``placement`` may be a share of hot neurons in
+    all layers; ``hot`` may be the backend of each GPU. ``streams``: it computes prompts' cold neurons,
+    too."""
     model = load(path, LoadOptions(threads=1, gpu="off", **options))
     if not isinstance(placement, Placement):
         placement = random_placement(model.config, placement)
-    devices = SplitDevices.place(
-        placement, open_backend("cpu", 1), hot if isinstance(hot, dict) else {0: hot}
-    )
+    gpus = hot if isinstance(hot, dict) else {0: hot}
+    devices = SplitDevices.place(placement, cold or open_backend("cpu", 1), gpus, streams=streams)
     with open_gguf(model.path) as file:
         weights = load_weights(file, model.config, devices, None, model.plan.weights.read)
         if model.config.draft:

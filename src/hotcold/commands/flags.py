@@ -8,11 +8,11 @@ import re
 _NAME = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 
 _SAME = (
-    "activation again allow_requantize cache_positions cache_type dense device distil down draft draft_max "
-    "epochs force format gpu hardware hot_backend hot_threads imatrix learning_rate max_marked "
-    "max_share measure method no_draft placement pooling predictor_type predictors prompt_math ram_budget "
-    "rate recall shape sparsity state_copies take_predictors tensor_type timeline tokens type vram_budget "
-    "work"
+    "activation again allow_requantize cache_positions cache_type cold_prompts dense device distil down "
+    "draft draft_max epochs force format gpu hardware hot_backend hot_threads imatrix learning_rate "
+    "max_marked max_share measure method no_draft placement pooling predictor_type predictors prompt_math "
+    "ram_budget rate recall shape sparsity state_copies take_predictors tensor_type timeline tokens type "
+    "vram_budget work"
 )
 #: By the option's name in Python.
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _SAME.split()}

@@ -22,7 +22,7 @@ from hotcold.kernels.backend import DECODE_ROWS
 from hotcold.kernels.numpy_tiles import PROMPT_MATHS
 from hotcold.model.mixers.attention import CACHE_TYPES
 from hotcold.runtime.named_templates import TEMPLATES, template_text
-from hotcold.runtime.options import DRAFT_MAX, SPARSITY_MODES
+from hotcold.runtime.options import COLD_PROMPTS, DRAFT_MAX, SPARSITY_MODES
 from hotcold.runtime.pooling import POOLINGS
 from hotcold.tasks.reports import Setup
 from hotcold.tasks.texts import read_text as read_text
@@ -313,6 +313,12 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
         "8GiB,4GiB",
     )
     add(
+        "--cold-prompts",
+        choices=COLD_PROMPTS,
+        help="where the cold neurons of prompts are computed: on the CPU, or on the GPU, which reads their "
+        "weights over the link in each step and needs them twice in main memory (default: cpu)",
+    )
+    add(
         "--placement",
         type=file_path,
         metavar="FILE",
@@ -485,6 +491,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
     if "sparsity" in args:
         settings |= {
             "prompt_math": args.prompt_math,
+            "cold_prompts": args.cold_prompts,
             "sparsity": args.sparsity,
             "predictor": args.predictor,
             "gpu": args.gpu,

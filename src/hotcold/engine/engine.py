@@ -77,7 +77,9 @@ class Engine:
     ) -> None:
         self.session = session
         self.model = model = session.model
-        prefill_equals_decode = session.sparsity != "predicted" and model.backend.prompt_math == "same"
+        separate = session.transformer.separates_prompts  # prompt rows then have a GPU's bits
+        same_math = model.backend.prompt_math == "same" and not separate
+        prefill_equals_decode = session.sparsity != "predicted" and same_math
         slots = session.slots
         if speculation is not None and slots is not None and not slots.spare:
             raise ValueError("draft tokens on a model with states need spare state slots: it has none")
@@ -89,7 +91,11 @@ class Engine:
             else None,
             context=model.context,
             # Where experts are read from disk, a step with fewer rows reads nearly as much.
-            pace=Pace(model.limits.chunk, STEP_S if model.disk_counts() is None else math.inf),
+            pace=Pace(
+                model.limits.chunk,
+                STEP_S if model.disk_counts() is None else math.inf,
+                separate=separate,
+            ),
             prefill_equals_decode=prefill_equals_decode,
             max_waiting=max_waiting,
             slots=slots,

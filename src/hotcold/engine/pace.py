@@ -2,6 +2,9 @@
 
 import math
 from collections import deque
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: Seconds of a step with prompt rows while requests wait: each gets a token at least every 250 ms.
 STEP_S = 0.2
@@ -16,9 +19,13 @@ class Pace:
 
     A step takes a fixed time, and for each row a time that grows with the row's position. Neither is known,
     so the choice uses bounds of both: it never takes more rows than fit, if the fixed time is at most half of
-    ``step_s``. Within a few steps it converges to the number of rows that takes ``step_s``."""
+    ``step_s``. Within a few steps it converges to the number of rows that takes ``step_s``.
 
-    def __init__(self, most: int, step_s: float = STEP_S) -> None:
+    ``separate``: a step has either prompt rows or decode rows, in turns if both wait."""
+
+    def __init__(self, most: int, step_s: float = STEP_S, *, separate: bool = False) -> None:
+        self._separate = separate
+        self._decoded = False  # in the last step where both kinds of rows waited
         self._most = most  # rows of a step when no request waits
         self._step_s = step_s
         self._chosen = most
@@ -36,6 +43,13 @@ class Pace:
             ]
         self._chosen = math.ceil(max(min(limits), min(_FEWEST, self._most)))
         return self._chosen
+
+    def choose(self, decoding: list[T], reading: list[T]) -> tuple[list[T], list[T]]:
+        """Returns the requests of the next step: those with decode rows, and those with prompt rows."""
+        if not (self._separate and decoding and reading):
+            return decoding, reading
+        self._decoded = not self._decoded
+        return (decoding, []) if self._decoded else ([], reading)
 
     def note(self, rows: int, position: float, seconds: float) -> None:
         """Records the time of a step with this many prompt rows at this mean position."""

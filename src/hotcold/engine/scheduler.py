@@ -226,6 +226,7 @@ class Scheduler:
                 decoding.append(request)
             else:
                 reading.append(request)
+        decoding, reading = self.pace.choose(decoding, reading)
         if self.speculation is not None and not self.suspects:
             step.drafts = self._drafts(self.speculation, decoding)
         rows = n_decode = self._put_decode_rows(decoding, step)

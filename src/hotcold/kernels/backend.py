@@ -183,6 +183,11 @@ class Backend(StateOps, HeadOps, Protocol):
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
         """Makes a layer's weights. ValueError: a residency, in a backend that reads files only at loading."""
 
+    def streamed_weights(self, tensors: FFNTensors) -> FFNWeights:
+        """Makes a layer's weights in the processor's memory: each :meth:`ffn` copies them before it computes.
+        The results equal those with :meth:`ffn_weights`, bit for bit. A backend that computes in the
+        processor's memory makes no difference between the two."""
+
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights: ...
 
     def disk_counts(self) -> DiskCounts | None:

@@ -161,6 +161,9 @@ class CPUBackend(CPUStateOps, HostMemory):
         disk = self._packer.disk
         return None if disk is None else disk.counts()
 
+    def streamed_weights(self, tensors: FFNTensors) -> FFNWeights:
+        return self.ffn_weights(tensors)
+
     def predictor_weights(self, tensors: PredictorTensors) -> PredictorWeights:
         checks.check_predictor(tensors)
         return self._packer.predictor(tensors)

@@ -116,6 +116,9 @@ class ReferenceBackend(ReferenceStates, HostMemory):
     def read_probe(self, nbytes: int = 0) -> None:
         """Returns None: no thread of this backend streams memory."""
 
+    def streamed_weights(self, tensors: FFNTensors) -> ReferenceFFN | ReferenceExperts:
+        return self.ffn_weights(tensors)
+
     def predictor_weights(self, tensors: PredictorTensors) -> ReferencePredictor:
         checks.check_predictor(tensors)
         return ReferencePredictor(

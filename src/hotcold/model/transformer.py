@@ -30,8 +30,10 @@ from hotcold.model.mixers.rope import Rope, chosen_factors, rope_table
 from hotcold.model.streams import other_streams
 from hotcold.model.weights import Weights
 
-#: Stages of a step, in order, by their largest number of rows.
+#: Stages of a step, in order, by their largest number of rows, or by :data:`PROMPTS`.
 Programs: TypeAlias = dict[int, list[Program]]
+#: Key of the stages of steps with only prompt rows, if prompts have FFNs of their own.
+PROMPTS = 0
 #: Cosines and sines.
 Tables: TypeAlias = dict[Rope, tuple[Floats, Floats]]
 #: Blocks of a layer on its backend, in parallel groups. FFNs and mixers have one calling convention.
@@ -57,7 +59,8 @@ class Transformer:
 
     ``weights`` and ``state`` are in ``backend``, one or several. ``ffns`` has one FFN per layer. ``shared``,
     if given, has the FFNs of shared experts, which are otherwise computed whole. ``limits`` bound a step;
-    positions go up to ``limits.pages_per_sequence * PAGE``.
+    positions go up to ``limits.pages_per_sequence * PAGE``. ``prompt_ffns``, if given, has other FFNs for
+    prompt rows; a step then has either prompt rows or decode rows (:attr:`separates_prompts`).
 
     Before each :meth:`run` the caller fills ``batch`` in place; its slots and pages refer to ``state``. Row r
     of ``logits`` ``[limits.logits, V]``, float32, belongs to the step's row ``batch.logits_rows[r]``.
@@ -76,6 +79,7 @@ class Transformer:
         limits: BatchLimits,
         state: SequenceState,
         shared: Sequence[AnyFFN | None] = (),
+        prompt_ffns: Sequence[AnyFFN] = (),
     ) -> None:
         if len(ffns) != config.layers:
             raise ValueError(f"{len(ffns)} FFNs for {config.layers} layers: one each is needed")
@@ -100,6 +104,7 @@ class Transformer:
                 for i, ops in enumerate(devices.layers)
             ]
         self._weights = weights
+        self._prompt_ffns = prompt_ffns
         self._shared = shared or [None] * config.layers
         self._backends = devices.layers
         self._state = state
@@ -108,18 +113,29 @@ class Transformer:
         self._programs = self.record(ffns)
 
     def record(self, ffns: Sequence[AnyFFN]) -> Programs:
-        """Records programs for :meth:`run` with other FFNs of the same weights, on the same buffers."""
+        """Records programs for :meth:`run` with other FFNs of the same weights, on the same buffers. FFNs for
+        prompt rows stay those of the constructor, if it has them."""
         limits, layers = self.batch.limits, self._layers(ffns)
-        smaller = {size for ops in self._sides for size in ops.program_rows if size < limits.tokens}
+        most = limits.decode if self.separates_prompts else limits.tokens
+        smaller = {size for ops in self._sides for size in ops.program_rows if size < most}
         # The largest first: a backend whose programs share scratch then allocates it once.
-        recorded = {
-            size: [
-                device.ops.record(partial(self._forward, device, parts, layers), size)
-                for device, parts in self._stages
-            ]
-            for size in sorted(smaller | {limits.tokens}, reverse=True)
-        }
+        recorded: Programs = {}
+        if self.separates_prompts:
+            recorded[PROMPTS] = self._record(self._layers(self._prompt_ffns), limits.tokens)
+        for size in sorted(smaller | {most}, reverse=True):
+            recorded[size] = self._record(layers, size)
         return dict(sorted(recorded.items()))
+
+    def _record(self, layers: Sequence[Layer], rows: int) -> list[Program]:
+        return [
+            device.ops.record(partial(self._forward, device, parts, layers), rows)
+            for device, parts in self._stages
+        ]
+
+    @property
+    def separates_prompts(self) -> bool:
+        """True if no step may have both prompt rows and decode rows."""
+        return bool(self._prompt_ffns)
 
     def record_parts(self, ffns: Sequence[AnyFFN], parts: Sequence[range]) -> list[Program]:
         """Records a program for each range of parts, for a model on one backend. Part 0 is the embedding,
@@ -155,8 +171,7 @@ class Transformer:
             raise ValueError(f"step of {rows} rows, {self.batch.n_logits} logits: the limits are {limits}")
         if self.batch.n_decode > min(rows, limits.decode):
             raise ValueError(f"{self.batch.n_decode} decode rows: {min(rows, limits.decode)} are the most")
-        by_rows = self._programs if programs is None else programs
-        stages = next(stages for size, stages in by_rows.items() if rows <= size)
+        stages = self._stages_for(self._programs if programs is None else programs)
         previous: _Stream | None = None
         for program, (device, parts) in zip(stages, self._stages, strict=True):
             if previous is not None:
@@ -170,6 +185,15 @@ class Transformer:
             previous = device
         if self.watch:
             self.watch(None, 0)
+
+    def _stages_for(self, programs: Programs) -> list[Program]:
+        """Returns the stages of the batch's step."""
+        rows, decode = self.batch.n_tokens, self.batch.n_decode
+        if self.separates_prompts and rows > decode:
+            if decode:
+                raise ValueError(f"{decode} decode rows and {rows - decode} prompt rows: one kind is allowed")
+            return programs[PROMPTS]
+        return next(stages for size, stages in programs.items() if rows <= size and size != PROMPTS)
 
     def _copy_inputs(self, device: _Stream, parts: range, rows: int) -> None:
         """Copies the inputs of a stage's layers from the first stage, which computed them, to its backend."""

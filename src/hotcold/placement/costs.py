@@ -80,6 +80,13 @@ class Costs:
         return float(total + sum(gpu.handshake for gpu in visits) + steps)
 
 
+def streaming_s(sizes: Sizes, placement: Placement, machines: Sequence[Hardware]) -> float:
+    """Returns the seconds in which a step with prompts copies cold neurons to the GPUs; ``machines``: one for
+    each GPU."""
+    streamed = zip(placement.where, placement.streamed_bytes(sizes), strict=True)
+    return sum(n / machines[gpu].link_pinned_gb_s / 1e9 for gpu, n in streamed if gpu is not None)
+
+
 def _neurons(sizes: Sizes, profile: Profile, layer: int, stream: float, rows: float, down: float) -> Array:
     """Returns the seconds of a layer's neurons ``[N]``. Seconds per byte: ``stream`` of all rows, ``rows`` of
     active neurons' gate and up rows, ``down`` of their down rows."""

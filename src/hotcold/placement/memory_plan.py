@@ -82,6 +82,7 @@ class MemoryPlan:
     experts: ExpertCachePlan | HotNeurons | None = None  #: experts in memory, if they have a budget
     placement: Placement | None = None  #: None: all parts are on the CPU
     gpu_bytes: Sequence[Mapping[str, int]] = field(default=())  #: of each GPU with its own memory, by kind
+    streamed_bytes: int = 0  #: cold neurons as GPUs read them for prompts, besides the CPU's own
 
     @classmethod
     def make(
@@ -195,6 +196,7 @@ class MemoryPlan:
             weights += self.predictors.nbytes if self.predictors else 0
             weights -= 0 if self.request.ram_budget is None else self.weights.experts
             weights += self.experts.loaded_bytes if self.experts else 0
+            weights += self.streamed_bytes
             if placement is not None and placement.head is not None:  # the GPU's head has its own table
                 tied = not self.weights.head
                 weights += self.weights.embedding if tied else self.weights.head if config.draft else 0
@@ -266,6 +268,8 @@ class MemoryPlan:
             smaller = f"KV cache (`cache_positions`) or {smaller}"
         if weights < free and self.slots > limits.sequences:
             smaller = f"number of kept states (`state_copies`, `draft_max`) or {smaller}"
+        if self.streamed_bytes:
+            smaller += ", or compute prompts on both sides (`cold_prompts=cpu`)"
         if weights >= free and self.config.experts is not None:
             smaller += ", or leave experts in the file (`ram_budget`)"
         text = {kind: f"{nbytes / 2**30:.2f} GiB" for kind, nbytes in (*needed.items(), ("free", free))}

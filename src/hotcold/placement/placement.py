@@ -100,10 +100,21 @@ class Placement:
         whole("embedding", None, None, table + sizes.inputs)
         whole("buffers", None, None, sizes.buffers)
         for gpu in self.gpus:
-            hottest = max((int(self.hot[i].sum()) for i in self.layers_of(gpu)), default=None)
-            step = sizes.gpu_step(hottest)
-            whole("buffers", None, gpu, step + sizes.gpu_layer * len(self.layers_of(gpu)))
+            layers, streamed = self.layers_of(gpu), self.streamed_bytes(sizes)
+            widest = [max(int(self.hot[i].sum()), self._cold(i) if streamed[i] else 0) for i in layers]
+            step = sizes.gpu_step(max(widest, default=None))
+            step += max((streamed[i] for i in layers), default=0)
+            whole("buffers", None, gpu, step + sizes.gpu_layer * len(layers))
         return rows
+
+    def _cold(self, layer: int) -> int:
+        """Returns the number of a layer's cold neurons."""
+        return int((~self.hot[layer]).sum())
+
+    def streamed_bytes(self, sizes: Sizes) -> list[int]:
+        """Returns the bytes of each layer that prompts stream to its GPU."""
+        on_gpu = ((i, gpu is not None) for i, gpu in enumerate(self.where))
+        return [sizes.streamed_bytes(i, self._cold(i)) if on else 0 for i, on in on_gpu]
 
     def gpu_bytes(self, sizes: Sizes, kind: str = "") -> int:
         """Returns the bytes on GPUs, of one kind of the bill or of all kinds."""

@@ -119,6 +119,7 @@ class Sizes:
     down_share: float = 0.0  #: part of a neuron's bytes that is its down row
     #: share of bytes in float types, by part: attention, predictor, rows (gate and up), down, head
     floats: Mapping[str, float] = field(default_factory=dict)
+    streams: bool = False  #: whether GPUs compute the cold neurons of prompts, from streamed weights
 
     def kind_of(self, layer: int) -> str:
         """Returns the kind of a layer's FFN on a GPU, one of ``LAYER_KINDS`` in hardware.py."""
@@ -137,6 +138,16 @@ class Sizes:
     def block_of(self, layer: int) -> int:
         """Returns how many neurons of a layer are placed together."""
         return self.ordinary.get(layer, self.block_neurons)
+
+    def streamed_bytes(self, layer: int, cold: int) -> int:
+        """Returns the bytes that prompts stream to a GPU for a layer with ``cold`` cold neurons."""
+        return cold * int(self.neuron_bytes[layer]) + self.gpu_layer if self.streams and cold else 0
+
+    @property
+    def staging_bytes(self) -> int:
+        """Limit for the streamed bytes of one layer, which are on a GPU at the same time."""
+        layers = enumerate(self.neurons.tolist())
+        return max((self.streamed_bytes(i, neurons) for i, neurons in layers), default=0)
 
     @property
     def dense(self) -> Ints:

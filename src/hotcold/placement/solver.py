@@ -194,9 +194,11 @@ class _OnGPU:
         )
 
     def _free_bytes(self, budget: int, layers: int, head: int) -> int:
-        """Returns the bytes for layers. With layers, a step counts as if all neurons of one were hot."""
+        """Returns the bytes for layers. With layers, a step counts as if all neurons of one were hot, and all
+        of one were streamed."""
         most = max(map(int, self._sizes.neurons)) if layers else None
         needed = self._sizes.gpu_step(most) if layers or head else 0
+        needed += self._sizes.staging_bytes if layers else 0
         return budget - self._sizes.head * head - needed
 
     def _bounds(self, layers: Array, free_bytes: int) -> Array:

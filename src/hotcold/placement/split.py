@@ -109,11 +109,14 @@ def _blocks(tensor: AnyTensor, chosen: Bools) -> Bools:
 @dataclass(frozen=True)
 class SplitDevices(Devices):
     masks: Sequence[Bools]
+    streams: bool = False  #: whether GPUs compute the cold neurons of prompts, from streamed weights
 
     @classmethod
-    def place(cls, placement: Placement, cold: Backend, gpus: Mapping[int, Backend]) -> Self:
+    def place(
+        cls, placement: Placement, cold: Backend, gpus: Mapping[int, Backend], *, streams: bool = False
+    ) -> Self:
         *layers, head = (cold if gpu is None else gpus[gpu] for gpu in (*placement.where, placement.head))
-        return cls(cold, tuple(layers), head, placement.hot, gpus=tuple(gpus.values()))
+        return cls(cold, tuple(layers), head, placement.hot, streams, gpus=tuple(gpus.values()))
 
     @property
     def identity(self) -> str:
@@ -129,8 +132,9 @@ class SplitDevices(Devices):
         if mask.any():
             hot = self.layers[layer].ffn_weights(replace(take_neurons(tensors, mask), down_bias=bias))
             bias = None  # only one half adds the bias
-        cold = self.embedding.ffn_weights(replace(take_neurons(tensors, ~mask), down_bias=bias))
-        return SplitWeights(hot, cold)
+        cold = replace(take_neurons(tensors, ~mask), down_bias=bias)
+        streamed = self.layers[layer].streamed_weights(cold) if self.streams else None
+        return SplitWeights(hot, self.embedding.ffn_weights(cold), streamed)
 
     def predictor_weights(self, layer: int, tensors: PredictorTensors) -> PredictorWeights:
         mask = self.masks[layer]

@@ -12,6 +12,7 @@ from hotcold.runtime.named_templates import template_text
 from hotcold.runtime.pooling import POOLINGS, Pooling
 from hotcold.values import bytes_of, integer
 
+COLD_PROMPTS = ("cpu", "gpu")
 DRAFT_MAX = 7  #: default limit for the draft tokens of a sequence in a step
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
@@ -52,6 +53,9 @@ class ModelOptions(TypedDict, total=False):
     #: how a processor with AMX computes prompts: ``same`` (the default: with the bits of decoding), ``split``
     #: (float weights from two BF16 halves) or ``fast`` (all weights rounded to BF16)
     prompt_math: str
+    #: where the cold neurons of prompts are computed: ``cpu`` (the default), or ``gpu``, which copies their
+    #: weights to the GPU in each step with prompts and needs memory for a second copy of them
+    cold_prompts: str
     pooling: Pooling | None  #: pooling of text embeddings: ``mean``, ``last`` or ``cls`` (the file's)
 
 
@@ -92,6 +96,7 @@ _DEFAULTS = AllOptions(
     sequences=1,
     draft_max=DRAFT_MAX,
     prompt_math="same",
+    cold_prompts="cpu",
 )
 
 
@@ -114,6 +119,9 @@ def complete(options: Mapping[str, Any]) -> AllOptions:
     if completed["cache_type"] not in CACHE_TYPES:
         raise LoadError(f"cache type {completed['cache_type']!r}: choose from {', '.join(CACHE_TYPES)}")
     check_prompt_math(completed["prompt_math"])
+    if completed["cold_prompts"] not in COLD_PROMPTS:
+        got = f"`cold_prompts={completed['cold_prompts']}`"
+        raise LoadError(f"{got}: choose from {', '.join(COLD_PROMPTS)}")
     if completed["pooling"] not in (None, *POOLINGS):
         raise LoadError(f"pooling {completed['pooling']!r}: choose from {', '.join(POOLINGS)}")
     for name in ("sequences", "chunk", "default_context"):
@@ -129,6 +137,11 @@ def complete(options: Mapping[str, Any]) -> AllOptions:
     if completed["chat_template"] is not None:
         completed["chat_template"] = template_text(completed["chat_template"])
     return completed  # type: ignore[no-any-return]
+
+
+def streams_prompts(options: AllOptions) -> bool:
+    """Returns True if GPUs compute the cold neurons of prompts, from streamed weights."""
+    return options["cold_prompts"] == "gpu"
 
 
 def ram_budget(options: AllOptions) -> int | None:

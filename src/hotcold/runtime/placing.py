@@ -25,7 +25,7 @@ from hotcold.kernels.gpus import (
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.baselines import last_layers
-from hotcold.placement.costs import Costs
+from hotcold.placement.costs import Costs, streaming_s
 from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
 from hotcold.placement.memory_plan import MemoryPlan
 from hotcold.placement.placement import KINDS, MOST_GPUS, WEIGHTS, Placement, read_placement
@@ -34,7 +34,7 @@ from hotcold.placement.sizes import Sizes
 from hotcold.placement.solver import Solver
 from hotcold.placement.split import SplitDevices
 from hotcold.runtime.machine import measured_hardware
-from hotcold.runtime.options import AllOptions
+from hotcold.runtime.options import AllOptions, streams_prompts
 from hotcold.values import exact_size, round_size, size
 
 _BESIDES_S = 5e-5  # assumed time of a handshake, of a step's overhead, and of a layer's kernels
@@ -52,7 +52,8 @@ class ToLoad:
 
     def sizes(self, *, gpu: bool) -> Sizes:
         sessions = 2 if self.options["second_sparsity"] else 1
-        return self.plan.sizes(self.file, self.predictors, sessions=sessions, gpu=gpu)
+        sizes = self.plan.sizes(self.file, self.predictors, sessions=sessions, gpu=gpu)
+        return replace(sizes, streams=streams_prompts(self.options))
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class Decision:
     asked: bool = True  #: whether the user asked for a GPU; otherwise a failure is only a note
     slots: int | None = None  #: state slots, if the placement has fewer than the CPU alone
     limits: BatchLimits | None = None  #: of a step, if the placement has larger ones than the CPU alone
+    streamed_bytes: int = 0  #: weights that each step with prompts copies to GPUs
 
     def apply_to(self, plan: MemoryPlan) -> MemoryPlan:
         """Applies the placement to a plan for the CPU alone; drops the draft block if the CPU computes
@@ -128,7 +130,7 @@ class Decision:
         request = plan.request if self.limits is None else replace(plan.request, limits=self.limits)
         on_gpus = [each.nbytes for each in self.on_gpus if not each.gpu.shares_memory]
         decided = replace(plan, config=config, request=request, placement=self.placement, slots=slots)
-        return replace(decided, gpu_bytes=on_gpus)
+        return replace(decided, gpu_bytes=on_gpus, streamed_bytes=self.streamed_bytes)
 
     def open(self, options: AllOptions, layers: int) -> Devices:
         """Opens the backends. GPUMemoryError: a GPU's memory does not suffice. GPUError: a GPU is not
@@ -137,10 +139,10 @@ class Decision:
         if self.placement is None:
             return Devices.from_backend(cold, layers)
         if self.on_gpus:
-            gpus = [each.open() for each in self.on_gpus]
-            return SplitDevices.place(self.placement, cold, dict(zip(self.placement.gpus, gpus, strict=True)))
-        played = {gpu: self._open_hot(options, cold) for gpu in self.placement.gpus or [0]}
-        return SplitDevices.place(self.placement, cold, played)
+            gpus = dict(zip(self.placement.gpus, [each.open() for each in self.on_gpus], strict=True))
+        else:
+            gpus = {gpu: self._open_hot(options, cold) for gpu in self.placement.gpus or [0]}
+        return SplitDevices.place(self.placement, cold, gpus, streams=streams_prompts(options))
 
     def _open_hot(self, options: AllOptions, cold: Backend) -> Backend:
         assert options["hot_backend"] is not None
@@ -159,6 +161,9 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
         return _in_ram(options)
     wanted = options["placement"] is not None or options["vram_budget"] is not None
     _check(options, wanted=wanted)
+    if streams_prompts(options):
+        _check_streaming(model)
+        wanted = True
     gpu_asked = None if options["gpu"] is None else str(options["gpu"])
     if options["hot_backend"] is not None:
         if options["placement"] is not None:
@@ -169,7 +174,9 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
             rated = _solve(model, [find_hardware(DEFAULT)] * len(budgets), budgets, gpu=False)
         if apart := _apart(model.plan.config, rated.placement):
             raise UserError(f"`hot_backend`: {apart}: use a placement with all layers or none")
-        return Decision(rated.notes, rated.placement, slots=model.plan.slots)
+        streamed, stream_notes = _streamed(rated)
+        notes = (*stream_notes, *rated.notes)
+        return Decision(notes, rated.placement, slots=model.plan.slots, streamed_bytes=streamed)
     asked = wanted or wished(gpu_asked) is not None
     if options["backend"] != "cpu" and not asked:
         return Decision()  # a backend for checks computes alone
@@ -179,7 +186,8 @@ def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Dec
     if gpus:
         return _on_gpus(model, gpus, most, asked=asked)
     if wanted:
-        raise UserError(f"`placement` and `vram_budget` are for a GPU, and {ENVIRONMENT} is {OFF}")
+        given = _given_for_gpu(options)
+        raise UserError(f"{given} for a GPU, and {ENVIRONMENT} is {OFF}")
     return Decision((note,) if note else ())
 
 
@@ -191,6 +199,8 @@ def beside_ram_budget(options: AllOptions) -> str | None:
     given = next((name for name in others if options[name] is not None), None)  # type: ignore[literal-required]
     if given is None and options["gpu"] not in (None, OFF):
         given = "gpu"
+    if given is None and streams_prompts(options):
+        given = "cold_prompts"
     return given
 
 
@@ -215,8 +225,38 @@ def _check(options: AllOptions, *, wanted: bool) -> None:
         raise UserError("`hot_backend` and `hot_threads` need `placement` or `vram_budget`")
     if hot is not None and options["gpu"] not in (None, OFF):
         raise UserError(f"`gpu={options['gpu']}` and `hot_backend={hot}`: give one of them")
-    if hot is None and options["gpu"] == OFF and wanted:
-        raise UserError("`placement` and `vram_budget` are for a GPU: leave them out, or leave out `gpu=off`")
+    if hot is None and options["gpu"] == OFF and (wanted or streams_prompts(options)):
+        given = _given_for_gpu(options)
+        raise UserError(f"{given} for a GPU: leave them out, or leave out `gpu=off`")
+
+
+def _given_for_gpu(options: AllOptions) -> str:
+    """Returns the beginning of a message about options that need a GPU."""
+    others = ", `vram_budget` and `cold_prompts=gpu`" if streams_prompts(options) else " and `vram_budget`"
+    return f"`placement`{others} are"
+
+
+def _check_streaming(model: ToLoad) -> None:
+    """Raises UserError if a model's cold neurons cannot be streamed."""
+    if model.plan.config.experts is not None:
+        got = f"{model.file.path.name} has experts, whose weights are not streamed"
+        raise UserError(f"`cold_prompts=gpu`: {got}: use `cold_prompts=cpu`")
+
+
+def _streamed(
+    rated: "_RatedPlacement", measured: Sequence[Hardware | None] = ()
+) -> tuple[int, tuple[str, ...]]:
+    """Returns the bytes that a step with prompts copies to GPUs, and the note about them. ``measured``: the
+    figures of each GPU, for the time of the copies."""
+    nbytes = sum(rated.placement.streamed_bytes(rated.sizes))
+    note = f"prompts run on the GPU: each of their steps copies {size(nbytes)} of cold neurons to it"
+    machines = [each for each in measured if each is not None]
+    if not nbytes:
+        note = "`cold_prompts=gpu` has no effect: no layer on the GPU has cold neurons"
+    elif machines and len(machines) == len(measured):
+        seconds = streaming_s(rated.sizes, rated.placement, machines)
+        note += f", which takes {seconds:.2g} s at the measured speed of the link"
+    return nbytes, (note,) if rated.sizes.streams else ()
 
 
 @dataclass(frozen=True)
@@ -346,9 +386,10 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         slow = f"expect it to be many times slower than `gpu={OFF}`"
         what = f"GPU {titles(software)} is a software driver, which computes on the CPU"
         notes = (*notes, f"{what}: {slow}")
-    notes = (*map(str, on_gpus), *notes, *rated.notes)
+    streamed, stream_notes = _streamed(rated, measured)
+    notes = (*map(str, on_gpus), *stream_notes, *notes, *rated.notes)
     plan = model.plan
-    return Decision(notes, rated.placement, on_gpus, asked, plan.slots, plan.request.limits)
+    return Decision(notes, rated.placement, on_gpus, asked, plan.slots, plan.request.limits, streamed)
 
 
 def _apart(config: Config, placement: Placement) -> str | None:

@@ -40,7 +40,7 @@ from hotcold.runtime.placing import OnGPU
 from hotcold.runtime.pooling import Pooling, pooling_of
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session_lock import SessionLock
-from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns, make_shared_ffns
+from hotcold.sparse.ffn import FFN, SplitFFN, make_ffns, make_shared_ffns, prompt_ffns
 from hotcold.sparse.predictor import load_predictors
 from hotcold.sparse.timeline import Timeline
 from hotcold.tokenizer.tokenizer import Tokenizer
@@ -99,7 +99,8 @@ class Session:
         _serve(self, self._cold_sides, self._ffns)
         ffns = wrap([*self._ffns])
         of_model = config, model.weights, devices
-        self.transformer = Transformer(*of_model, ffns, limits, self.state, self._shared)
+        prompts = prompt_ffns(self._ffns) if wrap is list else []  # other FFNs see all steps
+        self.transformer = Transformer(*of_model, ffns, limits, self.state, self._shared, prompts)
         self.draft_block = self._make_draft_block()  #: the block that drafts tokens, if any
         self.draft_session: Session | None = None  #: session of a draft model
         # Rows that a dense step of one token reads, [layers, 5]; other FFNs count rows themselves.
@@ -165,7 +166,8 @@ class Session:
         model, mode = self.model, self._mode
         predictors = str(mode.predictors.path) if mode.predictors else ""
         how = mode.name, model.plan.request.cache_type, model.backend.prompt_math
-        return model.fingerprint, *how, model.devices.identity, predictors
+        streamed = "streamed" * self.transformer.separates_prompts
+        return model.fingerprint, *how, streamed, model.devices.identity, predictors
 
     @property
     def counters(self) -> Counters:

@@ -120,10 +120,12 @@ def _read_counts(ops: Backend, stats: FFNStats | None) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class SplitWeights:
-    """One layer's FFN in two parts, each with ascending neurons; ``hot`` None: no hot neurons."""
+    """One layer's FFN in two parts, each with ascending neurons; ``hot`` None: no hot neurons. ``streamed``
+    has the cold neurons once more, for prompts on the hot side; None: the cold side computes them, too."""
 
     hot: FFNWeights | None
     cold: FFNWeights
+    streamed: FFNWeights | None = None
 
     @property
     def halves(self) -> list[FFNWeights]:
@@ -209,6 +211,40 @@ class SplitFFN(FFN):
         call = FFNCall(box.x, self.weights.cold, box.batch, box.y, skip=self.skips, mask=box.mask)
         stats, chosen = self._cold_stats, box.chosen
         self.cold.ffn(replace(call, active=self.cold_active, stats=stats, chosen=chosen))
+
+
+@dataclass(eq=False)
+class PromptFFN(FFN):
+    """An FFN of steps with only prompt rows: this backend computes the hot neurons, then the cold ones."""
+
+    weights: SplitWeights
+
+    def __call__(
+        self,
+        normed: Buffer,
+        residual: Buffer,
+        batch: Batch,
+        out: Buffer,
+        chosen: Chosen | None = None,
+        gates: Buffer | None = None,
+    ) -> None:
+        """Computes as :class:`FFN` does."""
+        for half in (self.weights.hot, self.weights.streamed):
+            if half is not None:
+                self.backend.ffn(self._call(normed, half, batch, out, chosen))
+
+
+def prompt_ffns(ffns: Sequence[FFN]) -> list[FFN]:
+    """Returns the FFNs of steps with only prompt rows; none if no layer has streamed weights, so that
+    ``ffns`` serve all steps."""
+
+    def prompt_ffn(ffn: FFN) -> FFN:
+        if isinstance(ffn, SplitFFN) and ffn.weights.streamed is not None:
+            return PromptFFN(ffn.backend, ffn.weights, ffn.mode)
+        return ffn
+
+    made = [prompt_ffn(ffn) for ffn in ffns]
+    return made if any(isinstance(ffn, PromptFFN) for ffn in made) else []
 
 
 def make_ffns(

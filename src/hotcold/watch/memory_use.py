@@ -46,6 +46,7 @@ def memory_use(session: Session) -> tuple[MemoryUse, ...]:
         if isinstance(layer.ffn, SplitWeights):
             add("neurons", backend, layer.ffn.hot.nbytes if layer.ffn.hot else 0)
             add("neurons", model.backend, layer.ffn.cold.nbytes)
+            add("neurons", model.backend, layer.ffn.streamed.nbytes if layer.ffn.streamed else 0)
         else:
             add("neurons", backend, layer.ffn.nbytes)
     add("embedding", devices.embedding, weights.embedding.nbytes)

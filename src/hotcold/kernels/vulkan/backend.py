@@ -52,6 +52,7 @@ from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.probe import HARDWARE_HALVES, INEXACT, errors
 from hotcold.kernels.vulkan.recording import PROGRAM_ROWS, Dispatch, Recording, Status, Written, batch_bytes
 from hotcold.kernels.vulkan.shaders import spirv
+from hotcold.kernels.vulkan.streamed import streamed_weights
 
 #: A shader, its specialisation constants, its number of ranges, and the bytes of its push constants.
 _PipelineKey = tuple[str, tuple[int, ...], int, int]
@@ -94,6 +95,9 @@ class VulkanBackend(DeviceMemory):
 
     def ffn_weights(self, tensors: FFNTensors) -> FFNWeights:
         return ffn_weights(self, tensors)
+
+    def streamed_weights(self, tensors: FFNTensors) -> FFNWeights:
+        return streamed_weights(self, tensors)
 
     def disk_counts(self) -> None:
         """Returns None: all experts are in memory."""

@@ -20,6 +20,8 @@ class DeviceMemory:
     def __init__(self, device: _native.VulkanDevice) -> None:
         self.device = device
         self.info = device.info
+        self._staging: Range | None = None
+        self._staging_bytes = 0
 
     @property
     def allocated_bytes(self) -> int:
@@ -42,6 +44,17 @@ class DeviceMemory:
     def allocate(self, nbytes: int, where: str = "device") -> Range:
         """Allocates memory; its content is undefined."""
         return Range(self.device.allocate(aligned(max(nbytes, 4)), where), 0, nbytes)
+
+    def reserve_staging(self, nbytes: int) -> None:
+        """Makes :attr:`staging` at least this large."""
+        self._staging_bytes = max(self._staging_bytes, nbytes)
+
+    @property
+    def staging(self) -> Range:
+        """The device memory to which the streamed weights of one FFN at a time are copied."""
+        if self._staging is None or self._staging.nbytes < self._staging_bytes:
+            self._staging = self.allocate(self._staging_bytes)  # earlier programs keep theirs
+        return self._staging
 
     def upload(self, values: npt.NDArray[Any]) -> Range:
         """Makes device memory with these values, padded to whole words with zeros."""

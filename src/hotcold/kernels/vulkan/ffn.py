@@ -24,6 +24,7 @@ from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import shader_type
 from hotcold.kernels.vulkan.recording import Recording, Written
+from hotcold.kernels.vulkan.streamed import StreamedFFN
 
 #: Scratch for neuron and output values of prompt rows; more rows take more passes.
 PASS_BYTES = 16 << 20
@@ -134,6 +135,8 @@ def ffn_scratch_bytes(shape: FFNShape, rows: int, decode: int, together: int = 6
 
 def ffn(recording: Recording, call: FFNCall) -> None:
     w = checks.own_weights(call.weights, DeviceFFN)
+    if isinstance(w, StreamedFFN):
+        w = w.copy(recording)
     shape, mask, stats, chosen = w.shape, call.mask, call.stats, call.chosen
     if call.strongest is not None:
         raise ValueError("the strongest neurons: GPUs do not report them; use `gpu=off`")

@@ -59,6 +59,18 @@ class Cut:
         recorder.cut()
 
 
+@dataclass(frozen=True)
+class Copy:
+    """Copies a range to another of the same size; neither is scratch."""
+
+    source: Range
+    target: Range
+
+    def record(self, recorder: VulkanRecorder) -> None:
+        source, target = self.source, self.target
+        recorder.copy(source.held, source.offset, target.held, target.offset, source.nbytes)
+
+
 def batch_bytes(limits: BatchLimits) -> int:
     """Returns bytes of a batch on a device: a header of 17 words, and its arrays
     (csrc/shaders/batch.glsl)."""
