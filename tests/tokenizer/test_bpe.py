@@ -216,6 +216,8 @@ def test_a_vocabulary_whose_tokens_are_zeros_has_what_stands_for_the_absent_else
     tokens = [*ALPHABET[:99], *ALPHABET[100:], "\0", "\0a", "\0\0"]
     tokenizer = Tokenizer.from_metadata(bpe("gpt-2", "", tokens=tokens, merges=["\0 a"], **keys))
     assert pieces(tokenizer, "cab") == ["a", "b"]
+    with pytest.raises(TokenizerError, match=r"merges\[1\] is .*: two tokens that together are a token"):
+        Tokenizer.from_metadata(bpe("gpt-2", "", tokens=tokens, merges=["\0 a", "\0 \0\0"], **keys))
 
 
 @pytest.mark.parametrize("pre", [None, ""])
@@ -279,3 +281,9 @@ def test_merges_of_control_tokens_are_left_out_and_the_first_of_equal_pairs_coun
     special = [("|end|>", NORMAL), ("bc", NORMAL)]
     tokenizer = Tokenizer.from_metadata(bpe("gpt-2", "ab", special, merges=merges))
     assert pieces(tokenizer, "abc") == ["ab", "c"]
+
+
+@pytest.mark.parametrize("merge", ["<|e nd|>", "<|end| >", "<|end|> "])
+def test_a_merge_of_a_control_token_is_refused_unless_its_parts_are_tokens(merge: str) -> None:
+    with pytest.raises(TokenizerError, match=r"merges\[1\] is .*: two tokens that together are a token"):
+        Tokenizer.from_metadata(bpe("gpt-2", "ab", [("|end|>", NORMAL)], merges=["a b", merge]))

@@ -101,6 +101,7 @@ class _Model:
     mode: SparsityMode
     predictors: Path | None  #: the same file, if a session uses it
     request: MemoryRequest
+    fingerprint: str
     draft: tuple[Path, AllOptions] | None = None  #: the draft model
     budget_note: str = ""  #: about an automatic ``ram_budget``
     context_note: str = ""  #: about a context reduced for lack of memory
@@ -119,7 +120,8 @@ class _Model:
         modes = [choose_mode(each, config, file.path, predictor, fingerprint) for each in wanted]
         used = next((each.predictors.path for each in modes if each.predictors), None)
         request = _request(file, config, options)
-        return cls(file, options, config, block_note, weights, predictor, modes[0], used, request)
+        parsed = file, options, config, block_note, weights, predictor
+        return cls(*parsed, modes[0], used, request, fingerprint)
 
     def forms(self) -> Iterator["_Model"]:
         """Yields the model in forms that need less and less memory: as requested; with smaller default
@@ -257,7 +259,7 @@ def _load(file: GGUFFile, options: AllOptions, progress: Progress | None) -> Loa
     )
     return LoadedModel(
         path=file.path,
-        fingerprint=file.fingerprint(),
+        fingerprint=model.fingerprint,
         tokenizer=tokenizer,
         weights=weights,
         devices=devices,

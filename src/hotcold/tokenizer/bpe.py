@@ -5,7 +5,7 @@ the order of ``tokenizer.ggml.merges``. ``tokenizer.ggml.pre`` names the rule th
 llama.cpp's. If llama.cpp's expression only approximates the expression of training, llama.cpp's is used."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +42,20 @@ _IN_NO_TEXT = {0xC0, 0xC1, *range(0xF5, 0x100)}  # bytes that never occur in UTF
 
 class ByteLevelBPE:
     def __init__(self, vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> None:
-        from tokenizers import Tokenizer, models
+        from tokenizers import Tokenizer
 
         kind = pre_kind(metadata)
         self.piece = vocabulary.speller(_spelled)
         ids = vocabulary.ordinary(TokenType.USER_DEFINED)
-        merges = read_merges(vocabulary.tokens, ids, metadata)
         self._absent = {byte for character, byte in _BYTES.items() if character not in ids} - _IN_NO_TEXT
         self.lacks = bool(self._absent)
         self._absent_id = len(vocabulary.tokens)
         bpe: dict[str, Any] = {"ignore_merges": kind in IGNORES_MERGES}
         if self.lacks:  # a byte without a token becomes an extra token, so that its neighbours do not merge
-            name = "\0" * (max(map(len, ids), default=0) + 1)
+            name = "\0" * (2 * max(map(len, ids), default=0) + 1)  # longer than two tokens that merge
             ids[name] = self._absent_id
             bpe |= {"unk_token": name, "fuse_unk": False}
-        self._tokenizer = Tokenizer(models.BPE(ids, merges, **bpe))
+        self._tokenizer = Tokenizer(_model(vocabulary.tokens, ids, metadata, bpe))
         self._tokenizer.pre_tokenizer = pre_tokenizer(kind)
 
     def encode_ordinary(self, text: str) -> list[int]:
@@ -111,15 +110,46 @@ def _spelled(token: str) -> bytes:
         return token_bytes(token)
 
 
-def read_merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The pairs in merge order, without pairs of tokens that ordinary text never becomes."""
-    merges = array(file, "merges", "U")
+def _model(tokens: list[str], ids: dict[str, int], file: Mapping[str, Any], options: dict[str, Any]) -> Any:
+    """The library's model of :func:`read_merges`.
+
+    The library itself refuses a merge of other tokens than ``ids``. To check all merges here, too, would take
+    longer than the rest of reading a vocabulary."""
+    from tokenizers import models
+
+    merges, special = _stored_merges(file), set(tokens).difference(ids)
+    of_special = [pair for pair in enumerate(merges) if pair[1].replace(" ", "", 1) in special]
+    _ordinary_pairs(tokens, ids, of_special)
+    distinct = dict.fromkeys(merges)  # of equal merges the first counts; in the library, the last
+    for _, merge in of_special:
+        distinct.pop(merge, None)
+    pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in distinct]  # without a space: refused
+    try:
+        return models.BPE(ids, pairs, **options)
+    except Exception:  # the library raises no narrower type
+        return models.BPE(ids, read_merges(tokens, ids, file), **options)
+
+
+def _stored_merges(file: Mapping[str, Any]) -> list[str]:
+    merges: list[str] | None = array(file, "merges", "U")
     if merges is None:
         kind = file.get(PREFIX + "model")
         raise TokenizerError(f"the file has no {PREFIX}merges: {PREFIX}model {kind} needs them")
+    return merges
+
+
+def read_merges(tokens: list[str], ids: Mapping[str, int], file: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The pairs in merge order, without pairs of tokens that ordinary text never becomes."""
+    return _ordinary_pairs(tokens, ids, enumerate(_stored_merges(file)))
+
+
+def _ordinary_pairs(
+    tokens: list[str], ids: Mapping[str, int], merges: Iterable[tuple[int, str]]
+) -> list[tuple[str, str]]:
+    """The pairs of numbered merges; TokenizerError: one is not two tokens that together are a token."""
     pairs: dict[tuple[str, str], None] = {}
     known: set[str] = set()
-    for i, merge in enumerate(merges):
+    for i, merge in merges:
         left, _, right = merge.partition(" ")
         if left in ids and right in ids and left + right in ids:
             pairs.setdefault((left, right))  # the first of equal pairs counts
