@@ -3,12 +3,13 @@
     python benchmarks/cpu/dots.py
     python benchmarks/cpu/dots.py --types IQ2_XS IQ2_S --isa avx2
 
-One thread multiplies rows with one token, and the rows stay in the processor's caches. llama.cpp is the package
-llama-cpp-python, which also quantises the random weights; its `vec_dot` is called by itself. A call costs a
-microsecond in Python. So a figure is the time of a long call less that of a short one, over the weights
-between them: many rows and one row of ours, and a long and a short row of llama.cpp. The calls alternate, and
-the tenth percentile of each counts, because other processes only make a call slower. `difference` is the root
-mean square of ours less llama.cpp's products, relative to ours: the engines round the token differently.
+One thread multiplies rows with one token, and the rows stay in the processor's caches. llama.cpp is the
+package llama-cpp-python, which also quantises the random weights; its `vec_dot` is called by itself. A call
+costs a microsecond in Python. So a figure is the time of a long call less that of a short one, over the
+weights between them: many rows and one row of ours, and a long and a short row of llama.cpp. The calls
+alternate, and the tenth percentile of each counts, because other processes only make a call slower.
+`difference` is the root mean square of our products less llama.cpp's, relative to ours: the engines round the
+token differently.
 
 The last line of stdout is one JSON object.
 """
@@ -21,6 +22,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +52,19 @@ class Ours:
         row = backend.zeros((1, COLUMNS))
         row[0] = x
         self.out: list[Floats] = []
-        self._programs = []
+        self._programs: list[Any] = []
         for count in (ROWS, 1):
-            matrix, out = backend.matrix(Tensor(type, (count, COLUMNS), data[:count])), backend.zeros((1, count))
-            self._programs.append(backend.record(lambda m=matrix, y=out: backend.linear(row, [m], batch, [y])))
+            matrix = backend.matrix(Tensor(type, (count, COLUMNS), data[:count]))
+            out = backend.zeros((1, count))
+            self._programs.append(backend.record(partial(backend.linear, row, [matrix], batch, [out])))
             self.out.append(out)
         self.calls = tuple(program.run for program in self._programs)
         self.weights = (ROWS - 1) * COLUMNS
 
     def products(self) -> Floats:
         self.calls[0]()
-        return self.out[0][0]
+        products: Floats = self.out[0][0]
+        return products
 
 
 class TypeTraits(ctypes.Structure):
@@ -115,14 +119,22 @@ class Theirs:
 
 def figures(type: BlockType, backend: CPUBackend, rounds: int) -> dict[str, Any]:
     draw = np.random.default_rng(0)
-    weights, x = draw.standard_normal((QUANTISED, COLUMNS), np.float32), draw.standard_normal(COLUMNS, np.float32)
+    weights, x = (
+        draw.standard_normal((QUANTISED, COLUMNS), np.float32),
+        draw.standard_normal(COLUMNS, np.float32),
+    )
     packed = quantise_rows(weights, type.id, type.row_bytes(COLUMNS), np.ones(COLUMNS, np.float32), 1)
     data = np.ascontiguousarray(np.tile(packed, (ROWS // QUANTISED, 1)))
-    engines = {"hotcold": Ours(backend, type, data, x), "llama_cpp": Theirs(type, data, x)}
+    engines: dict[str, Ours | Theirs] = {
+        "hotcold": Ours(backend, type, data, x),
+        "llama_cpp": Theirs(type, data, x),
+    }
     ours, theirs = (engine.products() for engine in engines.values())
     difference = float(np.sqrt(((ours - theirs) ** 2).mean() / (ours**2).mean()))
     if not difference < LARGEST_DIFFERENCE:
-        raise SystemExit(f"{type.name}: products differ by {difference:.3f} of their size: not the same weights")
+        raise SystemExit(
+            f"{type.name}: products differ by {difference:.3f} of their size: not the same weights"
+        )
     times: dict[str, list[list[int]]] = {name: [] for name in engines}
     for _ in range(rounds):
         for name, engine in engines.items():
@@ -143,7 +155,9 @@ def processor_ns(call: Callable[[], None]) -> int:
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--types", nargs="+", default=list(TYPES), choices=sorted(BLOCK_TYPES), metavar="TYPE")
+    parser.add_argument(
+        "--types", nargs="+", default=list(TYPES), choices=sorted(BLOCK_TYPES), metavar="TYPE"
+    )
     parser.add_argument("--isa", help="the instruction set of Hotcold's kernels; the best one without it")
     parser.add_argument("--rounds", type=int, default=400)
     args = parser.parse_args()
@@ -153,7 +167,9 @@ def main() -> None:
     for name in args.types:
         rows.append(row := figures(BLOCK_TYPES[name], backend, args.rounds))
         ours, theirs = row["hotcold_ns"], row["llama_cpp_ns"]
-        print(f"{name:8} {ours:9.2f} {theirs:9.2f} {theirs / ours:6.2f} {row['difference']:10.4f}", flush=True)
+        print(
+            f"{name:8} {ours:9.2f} {theirs:9.2f} {theirs / ours:6.2f} {row['difference']:10.4f}", flush=True
+        )
     print(json.dumps({"isa": backend.isa, "commit": commit(), "rows": rows}))
 
 

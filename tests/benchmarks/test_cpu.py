@@ -284,7 +284,7 @@ def test_dot_products_are_timed_beside_llama_cpp_s(
         assert row["llama_cpp_ns"] == pytest.approx(1800 * 256 / (256 * 2048 - 256))
     calls.clear()
     monkeypatch.setattr(dots.Theirs, "products", lambda self: np.ones(dots.ROWS, np.float32))
-    with pytest.raises(SystemExit, match="IQ2_XXS: products differ by .* not the same weights"):
+    with pytest.raises(SystemExit, match=r"IQ2_XXS: products differ by .* not the same weights"):
         dots.main()
 
 
