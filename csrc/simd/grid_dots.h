@@ -77,15 +77,20 @@ template <class V> struct SupersOf {
 };
 using Supers = SupersOf<Vec>;
 
-// Four fields of seven signs give eight signs each: the sign of the eighth code makes their number even.
-HC_INLINE I all_signs(I fields) {
+// Four bytes of seven signs each get the sign of the eighth code, which makes the number of signs even.
+HC_INLINE I with_eighth(I signs) {
     constexpr int8_t odd[16] = {0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0};
+    const I folded = Vec::bit_and(Vec::bit_xor(signs, Vec::shr<4>(signs)), Vec::set1_i(0x0f0f0f0f));
+    return Vec::bit_or(signs, Vec::lookup(folded, odd));
+}
+
+// The same for four adjacent fields of seven bits.
+HC_INLINE I all_signs(I fields) {
     I signs = Vec::bit_and(fields, Vec::set1_i(0x7f));
     signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<1>(fields), Vec::set1_i(0x7f00)));
     signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<2>(fields), Vec::set1_i(0x7f0000)));
     signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<3>(fields), Vec::set1_i(0x7f000000)));
-    const I folded = Vec::bit_and(Vec::bit_xor(signs, Vec::shr<4>(signs)), Vec::set1_i(0x0f0f0f0f));
-    return Vec::bit_or(signs, Vec::lookup(folded, odd));
+    return with_eighth(signs);
 }
 
 // d * (1/2 + code) * times.
@@ -149,11 +154,11 @@ struct GridIQ2_XS : GridBlocks {
         I low, high;
         supers.pairs(2, low, high);
         // Fields of seven bits, from bits 9 and 25.
-        const auto both = [](I codes) HC_INLINE_LAMBDA {
-            return Vec::bit_or(Vec::bit_and(Vec::shr<9>(codes), Vec::set1_i(127)),
-                               Vec::shl<7>(Vec::shr<25>(codes)));
-        };
-        return all_signs(Vec::bit_or(both(low), Vec::shl<14>(both(high))));
+        I signs = Vec::bit_and(Vec::shr<9>(low), Vec::set1_i(0x7f));
+        signs = Vec::bit_or(signs, Vec::bit_and(Vec::shr<17>(low), Vec::set1_i(0x7f00)));
+        signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<7>(high), Vec::set1_i(0x7f0000)));
+        signs = Vec::bit_or(signs, Vec::bit_and(Vec::shr<1>(high), Vec::set1_i(0x7f000000)));
+        return with_eighth(signs);
     }
     HC_INLINE F scale(int half) const { return quarter_scales(supers, 66, half); }
 };
