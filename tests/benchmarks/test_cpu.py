@@ -273,6 +273,7 @@ def test_dot_products_are_timed_beside_llama_cpp_s(
         return [1000, 100, 2000, 200][len(calls) % 4 - 1]  # long and short, ours first
 
     monkeypatch.setattr(dots, "processor_ns", counted)
+    monkeypatch.setattr(dots, "QUANTISED", 1)
     monkeypatch.setattr(sys, "argv", ["dots.py", "--rounds", "2", "--types", *types])
     dots.main()
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
