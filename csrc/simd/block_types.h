@@ -291,13 +291,21 @@ struct BlockQ3_K : Pairs {
     }
 };
 
+// Vec::spread_nibbles of two words, which a vector of both reads without memory between.
+template <class V> HC_INLINE I spread_nibbles(const uint32_t (&words)[2], int at, int n) {
+    if constexpr (V::width > 8)
+        return V::nibble_halves(words[0], words[1]);
+    else
+        return V::spread_nibbles((const uint8_t*)words, at, n);
+}
+
 // Scales of 6 bits, from -32: two high bits of eight blocks in a half word, four low ones in a word.
 struct BlockIQ4_XS : TableBlock<BlockIQ4_NL> {
     static constexpr int header_quarters = 4, code_bits = 7;
     static constexpr bool halves = true;
     static HC_INLINE Head head(const Lanes& s) {
         const int64_t supers = s.blocks / 8;
-        uint32_t words[2] = {};  // a nibble for each block
+        uint32_t words[2] = {};  // a nibble for each block of a super-block
         for (int i = 0; 8 * i < s.n; ++i) {
             uint16_t pairs;
             std::memcpy(&pairs, s.row + 2 * (supers + s.at / 8 + i), 2);
@@ -305,7 +313,7 @@ struct BlockIQ4_XS : TableBlock<BlockIQ4_NL> {
             word = (word | word << 4) & 0x0f0f0f0f;
             words[i] = (word | word << 2) & 0x33333333;
         }
-        const I high = Vec::spread_nibbles((const uint8_t*)words, s.at % 8, s.n);
+        const I high = spread_nibbles<Vec>(words, int(s.at % 8), s.n);
         const I low = Vec::spread_nibbles(s.row + 4 * supers, s.at, s.n);
         const I scale = Vec::sub_i(Vec::bit_or(low, Vec::shl<4>(high)), Vec::set1_i(32));
         const F d = Vec::spread_f16((const uint16_t*)s.row, s.at, s.n);

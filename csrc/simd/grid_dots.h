@@ -30,50 +30,67 @@ inline uint32_t word_of(const uint8_t* at) {
 
 // The blocks of one vector: some of one super-block of 256 weights, or all of two. If the row ends after the
 // first, it also stands for the second, with scales of 0.
-struct Supers {
-    static constexpr int count = Vec::width < 8 ? 1 : Vec::width / 8;
+template <class V> struct SupersOf {
+    static constexpr int count = V::width < 8 ? 1 : V::width / 8;
     const uint8_t* at[count];
     int first, n;  // block in the super-block; lanes in use
 
-    HC_INLINE Supers(const uint8_t* row, int bytes, int64_t block, int lanes)
+    HC_INLINE SupersOf(const uint8_t* row, int bytes, int64_t block, int lanes)
         : first(int(block % 8)), n(lanes) {
         for (int i = 0; i < count; ++i) at[i] = row + (block / 8 + (8 * i < lanes ? i : 0)) * bytes;
     }
     HC_INLINE const uint8_t* of(int lane) const { return at[lane / 8]; }
-    HC_INLINE int block(int lane) const { return Vec::width < 8 ? first + lane : lane % 8; }
-    // A word of each block, from `offset` on.
+    HC_INLINE int block(int lane) const { return V::width < 8 ? first + lane : lane % 8; }
+    // Data of each block, from `offset` on. words(): a word. pairs(): two words. each_byte(): a byte.
+    // nibbles(): a nibble. half(): a half of the super-block.
     HC_INLINE I words(int offset) const {
-        const uint8_t* from = at[0] + offset + 4 * first;
-        return Vec::load_halves(from, at[count - 1] + offset);
+        if constexpr (count > 1)
+            return V::load_halves(at[0] + offset, at[1] + offset);
+        else
+            return V::load_i(at[0] + offset + 4 * first);
     }
-    // each_byte(): a byte of each block. half(): a half of the super-block. nibbles(): a nibble of each
-    // block.
+    HC_INLINE void pairs(int offset, I& even, I& odd) const {
+        if constexpr (count > 1)
+            V::load_pair_halves(at[0] + offset, at[1] + offset, even, odd);
+        else
+            V::load_pairs(at[0] + offset + 8 * first, even, odd);
+    }
     HC_INLINE I each_byte(int offset) const {
-        uint8_t bytes[8 * count];
-        for (int i = 0; i < count; ++i) std::memcpy(bytes + 8 * i, at[i] + offset, 8);
-        return Vec::load_u8(bytes + first, n);
-    }
-    HC_INLINE F half(int offset) const {
-        uint16_t halves[count];
-        for (int i = 0; i < count; ++i) halves[i] = half_word(at[i] + offset);
-        return Vec::spread_f16(halves, 0, n);
+        if constexpr (count > 1)
+            return V::load_u8_halves(at[0] + offset, at[1] + offset);
+        else
+            return V::load_u8(at[0] + offset + first, V::width);
     }
     HC_INLINE I nibbles(int offset) const {
-        uint32_t both[count];
-        for (int i = 0; i < count; ++i) both[i] = word_of(at[i] + offset);
-        return Vec::spread_nibbles(reinterpret_cast<const uint8_t*>(both), first, n);
+        if constexpr (count > 1)
+            return V::nibble_halves(word_of(at[0] + offset), word_of(at[1] + offset));
+        else
+            return V::spread_nibbles(at[0] + offset, first, V::width);
+    }
+    HC_INLINE F half(int offset) const {
+        const uint16_t low = half_word(at[0] + offset);
+        if constexpr (count > 1)
+            return V::f16_halves(low, half_word(at[1] + offset), n);
+        else
+            return V::set1_f16(&low);
     }
 };
+using Supers = SupersOf<Vec>;
 
-// Four fields of seven signs give eight signs each: the sign of the eighth code makes their number even.
-HC_INLINE I all_signs(I fields) {
+// Four bytes of seven signs each get the sign of the eighth code, which makes the number of signs even.
+HC_INLINE I with_eighth(I signs) {
     constexpr int8_t odd[16] = {0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0};
+    const I folded = Vec::bit_and(Vec::bit_xor(signs, Vec::shr<4>(signs)), Vec::set1_i(0x0f0f0f0f));
+    return Vec::bit_or(signs, Vec::lookup(folded, odd));
+}
+
+// The same for four adjacent fields of seven bits.
+HC_INLINE I all_signs(I fields) {
     I signs = Vec::bit_and(fields, Vec::set1_i(0x7f));
     signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<1>(fields), Vec::set1_i(0x7f00)));
     signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<2>(fields), Vec::set1_i(0x7f0000)));
     signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<3>(fields), Vec::set1_i(0x7f000000)));
-    const I folded = Vec::bit_and(Vec::bit_xor(signs, Vec::shr<4>(signs)), Vec::set1_i(0x0f0f0f0f));
-    return Vec::bit_or(signs, Vec::lookup(folded, odd));
+    return with_eighth(signs);
 }
 
 // d * (1/2 + code) * times.
@@ -106,12 +123,12 @@ struct GridIQ3_XXS : GridBlocks {
 struct GridIQ2_XXS : GridBlocks {
     static constexpr int bytes = 66, code_bits = 6;
     static constexpr bool pairs = true;
-    const I fields;
+    I fields;
 
-    HC_INLINE GridIQ2_XXS(const Supers& s, const Ahead&)
-        : GridBlocks{s}, fields(Vec::each_word([&](int lane) HC_INLINE_LAMBDA {
-              return word_of(s.of(lane) + 6 + 8 * s.block(lane));
-          })) {}
+    HC_INLINE GridIQ2_XXS(const Supers& s, const Ahead&) : GridBlocks{s} {
+        I numbers;
+        s.pairs(2, numbers, fields);
+    }
     template <int P> HC_INLINE uint64_t pair(int lane) const {
         return kGridIQ2_XXS.at[supers.of(lane)[2 + 8 * supers.block(lane) + P]];
     }
@@ -130,19 +147,18 @@ struct GridIQ2_XS : GridBlocks {
     static constexpr bool pairs = true;
 
     HC_INLINE GridIQ2_XS(const Supers& s, const Ahead&) : GridBlocks{s} {}
-    HC_INLINE const uint8_t* codes(int lane) const { return supers.of(lane) + 2 + 8 * supers.block(lane); }
     template <int P> HC_INLINE uint64_t pair(int lane) const {
-        return kGridIQ2_XS.at[half_word(codes(lane) + 2 * P) & 511];
+        return kGridIQ2_XS.at[half_word(supers.of(lane) + 2 + 8 * supers.block(lane) + 2 * P) & 511];
     }
     HC_INLINE I signs() const {
-        const I low = Vec::each_word([&](int lane) HC_INLINE_LAMBDA { return word_of(codes(lane)); });
-        const I high = Vec::each_word([&](int lane) HC_INLINE_LAMBDA { return word_of(codes(lane) + 4); });
+        I low, high;
+        supers.pairs(2, low, high);
         // Fields of seven bits, from bits 9 and 25.
-        const auto both = [](I codes) HC_INLINE_LAMBDA {
-            return Vec::bit_or(Vec::bit_and(Vec::shr<9>(codes), Vec::set1_i(127)),
-                               Vec::shl<7>(Vec::shr<25>(codes)));
-        };
-        return all_signs(Vec::bit_or(both(low), Vec::shl<14>(both(high))));
+        I signs = Vec::bit_and(Vec::shr<9>(low), Vec::set1_i(0x7f));
+        signs = Vec::bit_or(signs, Vec::bit_and(Vec::shr<17>(low), Vec::set1_i(0x7f00)));
+        signs = Vec::bit_or(signs, Vec::bit_and(Vec::shl<7>(high), Vec::set1_i(0x7f0000)));
+        signs = Vec::bit_or(signs, Vec::bit_and(Vec::shr<1>(high), Vec::set1_i(0x7f000000)));
+        return with_eighth(signs);
     }
     HC_INLINE F scale(int half) const { return quarter_scales(supers, 66, half); }
 };

@@ -20,15 +20,8 @@ constexpr Grid<Word, N> bytes_of(const char* digits, const uint8_t (&values)[1 <
     return grid;
 }
 
-template <int N> constexpr Grid<uint16_t, N> entries_of(const char* digits) {
-    Grid<uint16_t, N> grid{};
-    for (int i = 0; i < N; ++i)
-        for (int k = 0; k < 4; ++k) grid.at[i] = uint16_t(grid.at[i] << 4 | digit(digits[4 * i + k]));
-    return grid;
-}
-
 constexpr uint8_t kOfIQ3_XXS[8] = {4, 12, 20, 28, 36, 44, 52, 62}, kOfIQ3_S[8] = {1, 3, 5, 7, 9, 11, 13, 15},
-                  kOfIQ2[4] = {8, 25, 43, 0};
+                  kOfIQ2[4] = {8, 25, 43, 0}, kOfIQ1[4] = {8, 16, 24, 0};
 
 constexpr char kIQ3_XXS[] =
     "00000200400900b00f01001201902203b03d04104304804a05105505805a06106c07808008208408909009209909b09f"
@@ -235,6 +228,6 @@ constexpr Grid<uint32_t, 512> kGridIQ3_S = bytes_of<uint32_t, 512, 3, 3>(kIQ3_S,
 constexpr Grid<uint64_t, 256> kGridIQ2_XXS = bytes_of<uint64_t, 256, 4, 2>(kIQ2_XXS, kOfIQ2);
 constexpr Grid<uint64_t, 512> kGridIQ2_XS = bytes_of<uint64_t, 512, 4, 2>(kIQ2_XS, kOfIQ2);
 constexpr Grid<uint64_t, 1024> kGridIQ2_S = bytes_of<uint64_t, 1024, 4, 2>(kIQ2_S, kOfIQ2);
-constexpr Grid<uint16_t, 2048> kGridIQ1 = entries_of<2048>(kIQ1);
+constexpr Grid<uint64_t, 2048> kGridIQ1 = bytes_of<uint64_t, 2048, 4, 2>(kIQ1, kOfIQ1);
 
 }  // namespace hc

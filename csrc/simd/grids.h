@@ -14,7 +14,7 @@ extern const Grid<uint32_t, 512> kGridIQ3_S;
 extern const Grid<uint64_t, 256> kGridIQ2_XXS;
 extern const Grid<uint64_t, 512> kGridIQ2_XS;
 extern const Grid<uint64_t, 1024> kGridIQ2_S;
-// Eight codes from -1 to 1, plus 1, of two bits each.
-extern const Grid<uint16_t, 2048> kGridIQ1;
+// Eight codes of -8, 0 or 8, plus 16.
+extern const Grid<uint64_t, 2048> kGridIQ1;
 
 }  // namespace hc

@@ -188,14 +188,10 @@ inline void open_iq2_s(const uint8_t* row, int64_t, int64_t block, int lanes, Op
     apply_signs<false>(to, signs, lanes);
 }
 
-// Eight codes of IQ1_S's grid, eight times as large, plus or minus one: the scale is an eighth.
-inline uint64_t with_delta(uint32_t entry, bool minus) {
-    uint64_t codes = 0;
-    for (int j = 0; j < 8; ++j) {
-        const int code = 8 + 8 * int(entry >> 2 * j & 3) + (minus ? -1 : 1);
-        codes |= uint64_t(uint8_t(code)) << 8 * j;
-    }
-    return codes;
+// Eight codes of IQ1's grid, plus or minus one.
+inline uint64_t with_delta(uint64_t codes, bool minus) {
+    constexpr uint64_t ones = 0x0101010101010101;
+    return minus ? codes - ones : codes + ones;
 }
 
 inline void open_iq1_s(const uint8_t* row, int64_t, int64_t block, int lanes, Opened& to) {

@@ -179,10 +179,14 @@ struct Vec {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)),
                                    nibbles);
     }
-    // Lane i: fn(i).
+    // Lane i: fn(i). Blends of broadcasts: an insertion needs one of the few units that shuffle.
     template <class Fn> static HC_INLINE I each_word(Fn&& fn) {
-        return _mm256_setr_epi32(int(fn(0)), int(fn(1)), int(fn(2)), int(fn(3)), int(fn(4)), int(fn(5)),
-                                 int(fn(6)), int(fn(7)));
+        const auto at = [&](int lane) HC_INLINE_LAMBDA { return _mm_set1_epi32(int(fn(lane))); };
+        const auto four = [&](int lane) HC_INLINE_LAMBDA {
+            return _mm_blend_epi32(_mm_blend_epi32(at(lane), at(lane + 1), 2),
+                                   _mm_blend_epi32(at(lane + 2), at(lane + 3), 8), 12);
+        };
+        return _mm256_set_m128i(four(4), four(0));
     }
     // The low and the high word of the 64 bits of fn(lane).
     template <class Fn> static HC_INLINE void each_pair(Fn&& fn, I& low, I& high) {
@@ -192,8 +196,14 @@ struct Vec {
         low = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
         high = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
     }
-    // Eight lanes from `low`, further ones from `high`.
-    static HC_INLINE I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
+    // The even words and the odd ones.
+    static HC_INLINE void load_pairs(const uint8_t* p, I& even, I& odd) {
+        const I a = load_i(p), b = load_i(p + 32);
+        const F low = _mm256_castsi256_ps(_mm256_permute2x128_si256(a, b, 0x20));
+        const F high = _mm256_castsi256_ps(_mm256_permute2x128_si256(a, b, 0x31));
+        even = _mm256_castps_si256(_mm256_shuffle_ps(low, high, 0x88));
+        odd = _mm256_castps_si256(_mm256_shuffle_ps(low, high, 0xdd));
+    }
     // Byte N of each lane, four times.
     template <int N> static I spread_byte(I v) {
         return _mm256_shuffle_epi8(

@@ -109,35 +109,65 @@ struct Vec {
         return _mm512_maskz_permutexvar_ps(mask(n), lane, two);
     }
     static I spread_nibbles(const uint8_t* p, int64_t at, int n) {
-        const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512i super = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
         const I two = _mm512_maskz_loadu_epi32(mask(n / 8), p + at / 8 * 4);
-        const I word = _mm512_permutexvar_epi32(_mm512_srli_epi32(lane, 3), two);
-        const I nibble = _mm512_slli_epi32(_mm512_and_si512(lane, _mm512_set1_epi32(7)), 2);
-        return _mm512_maskz_and_epi32(mask(n), _mm512_srlv_epi32(word, nibble), _mm512_set1_epi32(15));
+        return _mm512_maskz_mov_epi32(mask(n), nibbles_of(_mm512_permutexvar_epi32(super, two)));
+    }
+    // Nibble i % 8 of lane i.
+    static HC_INLINE I nibbles_of(I word) {
+        const I first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+        return _mm512_and_si512(_mm512_srlv_epi32(word, first), _mm512_set1_epi32(15));
     }
     static I lookup(I nibbles, const int8_t* table) {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), nibbles);
     }
-    // Lane i: fn(i).
+    // Lane i: fn(i). Blends of broadcasts: an insertion needs one of the few units that shuffle.
     template <class Fn> static HC_INLINE I each_word(Fn&& fn) {
-        return _mm512_setr_epi32(int(fn(0)), int(fn(1)), int(fn(2)), int(fn(3)), int(fn(4)), int(fn(5)),
-                                 int(fn(6)), int(fn(7)), int(fn(8)), int(fn(9)), int(fn(10)), int(fn(11)),
-                                 int(fn(12)), int(fn(13)), int(fn(14)), int(fn(15)));
+        const auto at = [&](int lane) HC_INLINE_LAMBDA { return _mm_set1_epi32(int(fn(lane))); };
+        const auto four = [&](int lane) HC_INLINE_LAMBDA {
+            return _mm_blend_epi32(_mm_blend_epi32(at(lane), at(lane + 1), 2),
+                                   _mm_blend_epi32(at(lane + 2), at(lane + 3), 8), 12);
+        };
+        return halves(_mm256_set_m128i(four(4), four(0)), _mm256_set_m128i(four(12), four(8)));
     }
     // The low and the high word of the 64 bits of fn(lane).
     template <class Fn> static HC_INLINE void each_pair(Fn&& fn, I& low, I& high) {
-        const auto at = [&](int lane) HC_INLINE_LAMBDA { return (long long)fn(lane); };
-        const F a =
-            _mm512_castsi512_ps(_mm512_setr_epi64(at(0), at(1), at(4), at(5), at(8), at(9), at(12), at(13)));
-        const F b = _mm512_castsi512_ps(
-            _mm512_setr_epi64(at(2), at(3), at(6), at(7), at(10), at(11), at(14), at(15)));
+        const auto two = [&](int lane) HC_INLINE_LAMBDA {
+            return _mm_set_epi64x((long long)fn(lane + 1), (long long)fn(lane));
+        };
+        const auto eight = [&](int lane) HC_INLINE_LAMBDA {
+            return _mm512_castsi512_ps(halves(_mm256_set_m128i(two(lane + 4), two(lane)),
+                                              _mm256_set_m128i(two(lane + 12), two(lane + 8))));
+        };
+        const F a = eight(0), b = eight(2);
         low = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
         high = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
     }
-    // Eight lanes from `low`, further ones from `high`.
+    // Eight lanes from one half, eight from another, without memory between: a load that spans two stores
+    // waits until both are in the cache.
+    static HC_INLINE I halves(__m256i low, __m256i high) {
+        return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    }
     static HC_INLINE I load_halves(const uint8_t* low, const uint8_t* high) {
-        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)low)),
-                                  _mm256_loadu_si256((const __m256i*)high), 1);
+        return halves(_mm256_loadu_si256((const __m256i*)low), _mm256_loadu_si256((const __m256i*)high));
+    }
+    static HC_INLINE I load_u8_halves(const uint8_t* low, const uint8_t* high) {
+        return _mm512_cvtepu8_epi32(
+            _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i*)low), _mm_loadl_epi64((const __m128i*)high)));
+    }
+    static HC_INLINE F f16_halves(uint16_t low, uint16_t high, int n) {
+        const __m256i both = _mm256_set_m128i(_mm_set1_epi16(short(high)), _mm_set1_epi16(short(low)));
+        return _mm512_maskz_mov_ps(mask(n), _mm512_cvtph_ps(both));
+    }
+    static HC_INLINE I nibble_halves(uint32_t low, uint32_t high) {
+        return nibbles_of(halves(_mm256_set1_epi32(int(low)), _mm256_set1_epi32(int(high))));
+    }
+    // The even words and the odd ones, eight of each from `low`, then from `high`.
+    static HC_INLINE void load_pair_halves(const uint8_t* low, const uint8_t* high, I& even, I& odd) {
+        const I a = load_i(low), b = load_i(high);
+        const I each = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        even = _mm512_permutex2var_epi32(a, each, b);
+        odd = _mm512_permutex2var_epi32(a, _mm512_add_epi32(each, _mm512_set1_epi32(1)), b);
     }
     // Byte N of each lane, four times.
     template <int N> static I spread_byte(I v) {

@@ -134,8 +134,12 @@ struct Vec {
         low = vuzp1q_s32(a, b);
         high = vuzp2q_s32(a, b);
     }
-    // Eight lanes from `low`, further ones from `high`.
-    static HC_INLINE I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
+    // The even words and the odd ones.
+    static HC_INLINE void load_pairs(const uint8_t* p, I& even, I& odd) {
+        const I a = load_i(p), b = load_i(p + 16);
+        even = vuzp1q_s32(a, b);
+        odd = vuzp2q_s32(a, b);
+    }
     // Byte N of each lane, four times.
     template <int N> static I spread_byte(I v) {
         constexpr uint8_t from[16] = {N,     N,     N,     N,     N + 4,  N + 4,  N + 4,  N + 4,

@@ -135,8 +135,13 @@ struct Vec {
         low = HC_EACH(I, int32_t(uint32_t(fn(i))));
         high = HC_EACH(I, int32_t(uint32_t(fn(i) >> 32)));
     }
-    // Eight lanes from `low`, further ones from `high`.
-    static I load_halves(const uint8_t* low, const uint8_t*) { return load_i(low); }
+    // The even words and the odd ones.
+    static void load_pairs(const uint8_t* p, I& even, I& odd) {
+        const I a = load_i(p), b = load_i(p + 4 * width);
+        const auto word = [&](int i) { return i < width ? a.v[i] : b.v[i - width]; };
+        even = each<I>([&](int i) { return word(2 * i); });
+        odd = each<I>([&](int i) { return word(2 * i + 1); });
+    }
     // Byte N of each lane, four times.
     template <int N> static I spread_byte(I v) {
         return HC_EACH(I, int32_t(0x01010101u * uint8_t(byte(v.v[i], N))));

@@ -258,6 +258,36 @@ def test_the_bytes_of_gathered_rows(
     assert ElementTree.parse(picture).getroot().findall(".//{*}polyline")
 
 
+def test_dot_products_are_timed_beside_llama_cpp_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both engines multiply the same weights with the same token, in a long call and in a short one."""
+    pytest.importorskip("llama_cpp")
+    dots = importlib.import_module("cpu.dots")
+    types = ["IQ4_XS", "IQ4_NL"]  # llama.cpp prepares a grid for seconds
+    calls: list[Any] = []
+
+    def counted(call: Any) -> int:
+        call()
+        calls.append(call)
+        return [1000, 100, 2000, 200][len(calls) % 4 - 1]  # long and short, ours first
+
+    monkeypatch.setattr(dots, "processor_ns", counted)
+    monkeypatch.setattr(sys, "argv", ["dots.py", "--rounds", "2", "--types", *types])
+    dots.main()
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["type"] for row in report["rows"]] == types
+    assert len(calls) == 2 * 2 * 2 * len(types)
+    for row in report["rows"]:
+        assert 0 < row["difference"] < 0.02
+        assert row["hotcold_ns"] == pytest.approx(900 * 256 / (255 * 2048))
+        assert row["llama_cpp_ns"] == pytest.approx(1800 * 256 / (256 * 2048 - 256))
+    calls.clear()
+    monkeypatch.setattr(dots.Theirs, "products", lambda self: np.ones(dots.ROWS, np.float32))
+    with pytest.raises(SystemExit, match=r"IQ4_XS: products differ by .* not the same weights"):
+        dots.main()
+
+
 def test_ops_of_a_step_are_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each step of the program belongs to one op, and each matrix that a step reads whole to one, too."""
     ops = importlib.import_module("cpu.ops")
