@@ -95,17 +95,17 @@ def test_of_each_family(name: str, type: str, down: str | None, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-drelu", "tiny-granitemoe"])
 def test_of_bf16_weights_by_tiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dense FFN, an FFN whose sparse rows are gathered, and experts: each type of product has one math for
-    prompt rows and decode rows."""
+    """A dense FFN, an FFN whose sparse rows are gathered, and experts: in each of them, products have one math
+    for prompt rows and decode rows."""
     path, least = golden(name, tmp_path, type="BF16").path, supported_isas()[-1]
     logits = []
     for isa in (least, least + LOOPS):
         monkeypatch.setenv("HOTCOLD_ISA", isa)
-        session = load(path, LoadOptions(**options())).session()
-        assert_same(session, length=40, rows=(1, 33))
-        logits.append(computed(session, list(range(3, 40)), 16, decode=True)[0])
+        session = load(path, LoadOptions(**options(cache_type="f32"))).session()
+        assert_same(session, length=24, rows=(1, 17))
+        logits.append(computed(session, list(range(3, 27)), 16, decode=True)[0])
     assert (logits[0] != logits[1]).any(), "no product used tiles"
-    np.testing.assert_allclose(logits[1], logits[0], atol=1e-4, rtol=0)
+    assert np.abs(logits[1] - logits[0]).max() <= 1e-4 * np.abs(logits[0]).max()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
