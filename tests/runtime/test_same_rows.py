@@ -95,8 +95,8 @@ def test_of_each_family(name: str, type: str, down: str | None, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-drelu", "tiny-granitemoe"])
 def test_of_bf16_weights_by_tiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dense FFN, an FFN whose sparse rows are gathered, and experts: in each of them, products have one math
-    for prompt rows and decode rows."""
+    """A dense FFN, an FFN whose sparse rows are gathered, and experts: in each, products have one math for
+    prompt rows and decode rows."""
     path, least = golden(name, tmp_path, type="BF16").path, supported_isas()[-1]
     logits = []
     for isa in (least, least + LOOPS):
