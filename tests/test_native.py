@@ -276,10 +276,19 @@ def test_instruction_sets_do_not_leak_into_each_other(native: Path, source: str)
 
 
 @pytest.mark.skipif(not X86 or shutil.which("g++") is None, reason="needs g++ for x86")
-@pytest.mark.parametrize("source", [*SOURCES, *SOURCES_OF_WHOLE])
-def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path, source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "tiles"), [*((source, False) for source in (*SOURCES, *SOURCES_OF_WHOLE)), ("products", True)]
+)
+def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path, source: str, tiles: bool) -> None:
     """Then nothing is inlined but what must be."""
     flags = ["-mavx2", "-mfma", "-mf16c", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
+    isa = "amx" if tiles else "avx512"
+    if tiles:
+        flags += [
+            "-DHC_TILES=amx",
+            "-DHC_TILES_AMX=1",
+            *(f"-mamx-{part}" for part in ("tile", "int8", "bf16")),
+        ]
     command = [
         "g++",
         "-std=c++17",
@@ -294,7 +303,7 @@ def test_instruction_sets_do_not_leak_without_optimisation(tmp_path: Path, sourc
     listing = tmp_path / "isa.s"
     subprocess.run([*command, str(ROOT / "csrc" / "isa" / f"{source}.cpp"), "-o", str(listing)], check=True)
     text = listing.read_text()
-    assert re.search(rf"^\s+\.globl\s+\w*{source}_avx512", text, re.MULTILINE)
+    assert re.search(rf"^\s+\.globl\s+\w*{source}_{isa}", text, re.MULTILINE)
     weak = re.findall(r"^\s+\.weak\s+(\S+)|^\s+\.type\s+(\S+), @gnu_unique_object", text, re.MULTILINE)
     names = {name for pair in weak for name in pair if name}
     assert [name for name in names if not name.startswith("DW.ref.")] == []  # an address of the C++ runtime

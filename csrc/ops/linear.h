@@ -22,7 +22,8 @@ namespace {
 inline void dots(const Rows& rows, const int32_t* list, int64_t first, int64_t count, const Input& in, int t0,
                  int t1, Stream& stream, const Sink& sink, uint8_t* local = nullptr) {
 #ifdef HC_TILES
-    if (tile_dots({rows, list, first, count}, in, t0, t1, sink, local)) return;
+    if (tile_dots({rows, list, first, count}, in, t0, t1, sink, local))
+        return pass(stream, count * row_bytes(rows));
 #endif
     const auto of_type = has_small_blocks(rows.type) ? HC_OWN(block_dots) : HC_OWN(other_dots);
     of_type({rows, list, first, count}, in, t0, t1, stream, sink, local);
@@ -55,7 +56,8 @@ void wanted_product(const Product& p, const Input& in, int64_t first, int64_t co
     for (int64_t i = 0; i < n; ++i) expect(ahead, p.rows.row(list[i]), row_bytes(p.rows));
     fetch(ahead, fetching.ahead);
     float* wanted_dots = (float*)local;
-    dots(p.rows, list, 0, n, in, t0, t1, ahead, {wanted_dots, 1, kMaxPieceRows, p.bias});
+    uint8_t* rest = in.bf16 ? local + kWantedBytes : nullptr;  // only BF16 weights need it
+    dots(p.rows, list, 0, n, in, t0, t1, ahead, {wanted_dots, 1, kMaxPieceRows, p.bias}, rest);
     for (int t = t0; t < t1; ++t, wanted_dots += kMaxPieceRows) {
         float* out = p.out + t * p.stride;
         std::memset(out + first, 0, size_t(count) * 4);

@@ -15,8 +15,9 @@ inline int64_t decode_row_scratch(Type type, int64_t cols) {
     return is_quantised(type) ? sums_of(cols) * 4 : 0;
 }
 
-// product with `where`: results of one piece's rows for all decode rows.
-static_assert(kMaxPieceRows * kMaxDecodeRows * 4 <= int64_t(kLocalBytes), "a piece's values must fit");
+// product with `where`: results of one piece's rows for all decode rows, and the scratch of its products.
+constexpr int64_t kWantedBytes = kMaxPieceRows * kMaxDecodeRows * 4;
+static_assert(kWantedBytes + kDotScratch <= int64_t(kLocalBytes), "a piece's values must fit");
 
 // embed: the same, and the row itself if it is added.
 inline int64_t embed_scratch(Type type, int64_t cols, bool accumulate) {

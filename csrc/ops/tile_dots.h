@@ -8,18 +8,20 @@ namespace {
 
 // Multiplies rows by tokens [t0, t1) if tiles compute this product; returns true if they do. Tiles of bytes
 // multiply quantised rows by 16 tokens or more, with the bits of vectors. Tiles of BF16 numbers multiply any
-// number of prompt rows if the prompt math asks for them: bits must not depend on the number of tokens.
+// number of tokens, as bits must not depend on it: prompt rows as the prompt math says, and all rows by BF16
+// weights.
 inline bool tile_dots(const SomeRows& rows, const Input& in, int t0, int t1, const Sink& sink,
                       uint8_t* local) {
     if (!in.tiled || !local) return false;
-    const bool quantised = is_quantised(rows.rows.type);
-    if (in.math == kFastMath || (in.math == kSplitMath && !quantised)) {
+    const bool quantised = is_quantised(rows.rows.type), fast = in.math == kFastMath && !in.decoding;
+    const bool split = !in.decoding && in.math == kSplitMath && !quantised;
+    if (fast || split || (in.bf16 && rows.rows.type == BF16)) {
         with_type(rows.rows.type, [&](auto type) {
-            tile_dots_of_halves<decltype(type)>(rows, in, t0, t1, sink, (float*)local);
+            tile_dots_of_halves<decltype(type)>(rows, in, !fast, t0, t1, sink, (float*)local);
         });
         return true;
     }
-    if (!quantised || t1 - t0 < kLeastTiled) return false;
+    if (!quantised || !in.tiled_codes || t1 - t0 < kLeastTiled) return false;
     bool fits = false;
     with_type(rows.rows.type, [&](auto type) {
         using B = decltype(type);

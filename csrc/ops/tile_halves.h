@@ -1,6 +1,8 @@
 // Rows times prompt tokens by tiles of BF16 numbers. hotcold.kernels.numpy_tiles specifies the order of sums;
 // it depends neither on the number of tokens nor on their place in a tile.
 #pragma once
+#include <type_traits>
+
 #include "ops/row_tiles.h"
 #include "ops/tile_bytes.h"
 #include "simd/tiles.h"
@@ -28,19 +30,19 @@ HC_INLINE uint32_t low_half(float v, uint32_t high) {
 void tile_input(const Input& in, int token) {
     uint8_t* to = in.tiled_row(token);
     const int64_t blocks = in.cols / kBlock;
-    if (in.quantised && in.math != kFastMath)
+    if (in.tiled_codes)
         for (int64_t b = 0; b < blocks; ++b) {
             const int8_t* from = in.codes(token) + b / kLanes * kGroup + b % kLanes * 4;
             for (int w = 0; w < kBlock / 4; ++w)
                 std::memcpy(to + place_of(b, blocks) * kBlock + 4 * w, from + w * 4 * kLanes, 4);
         }
-    if (in.math == kSameMath) return;
+    if (!in.has_high()) return;
     const float* x = in.x + token * in.stride;
     const size_t padding = size_t(-in.cols & (kBlock - 1)) * 2;  // bytes of the last chunk
     auto *high = (uint16_t*)(to + in.halves()), *low = high + padded(in.cols);
     for (int64_t i = 0; i < in.cols; ++i) high[i] = uint16_t(to_bf16(x[i]));
     std::memset(high + in.cols, 0, padding);
-    if (in.math != kSplitMath) return;
+    if (!in.has_low()) return;
     for (int64_t i = 0; i < in.cols; ++i) low[i] = uint16_t(low_half(x[i], high[i]));
     std::memset(low + in.cols, 0, padding);
 }
@@ -77,34 +79,43 @@ template <class B> void decode_quantised(const RowOf<B>* rows, int count, int64_
     }
 }
 
-// Decodes columns [first, first + 32 * chunks) of at most 16 rows to both halves of a slice.
+// Decodes columns [first, first + 32 * chunks) of at most 16 rows to both halves of a slice, or to the high
+// halves if the weights are BF16 numbers. With each chunk fetches a share of `coming`.
 template <class P> void decode_plain(const RowOf<P>* rows, int count, int64_t cols, int64_t first,
-                                     int64_t chunks, float* slice) {
+                                     int64_t chunks, float* slice, Coming& coming) {
+    constexpr bool bf16 = std::is_same_v<P, FloatBF16>;
+    const int64_t share = coming.share(chunks);
     for (int64_t chunk = 0; chunk < chunks; ++chunk, first += kBlock) {
-        alignas(64) float halves[2][kTile][kLanes] = {};
+        coming.fetch(share);
+        alignas(64) float halves[2 - bf16][kTile][kLanes] = {};
         for (int r = 0; r < count; ++r) {
-            alignas(64) float value[kBlock] = {};
-            for (int i = 0; i < kBlock && first + i < cols; i += Vec::width)
-                Vec::store(value + i,
-                           P::load(rows[r], first + i, int(smaller<int64_t>(Vec::width, cols - first - i))));
-            for (int p = 0; p < kTile; ++p) {
-                const float* v = value + 2 * p;
-                const uint32_t a = to_bf16(v[0]), b = to_bf16(v[1]);
-                halves[0][r][p] = float_of(a | b << 16);
-                halves[1][r][p] = float_of(low_half(v[0], a) | low_half(v[1], b) << 16);
+            const int64_t left = cols - first;
+            if constexpr (bf16) {
+                std::memcpy(halves[0][r], rows[r] + first * 2, size_t(smaller<int64_t>(kBlock, left)) * 2);
+            } else {
+                alignas(64) float value[kBlock] = {};
+                for (int i = 0; i < kBlock && i < left; i += Vec::width)
+                    Vec::store(value + i,
+                               P::load(rows[r], first + i, int(smaller<int64_t>(Vec::width, left - i))));
+                for (int p = 0; p < kTile; ++p) {
+                    const float* v = value + 2 * p;
+                    const uint32_t a = to_bf16(v[0]), b = to_bf16(v[1]);
+                    halves[0][r][p] = float_of(a | b << 16);
+                    halves[1][r][p] = float_of(low_half(v[0], a) | low_half(v[1], b) << 16);
+                }
             }
         }
-        for (int half = 0; half < 2; ++half)
+        for (int half = 0; half < 2 - bf16; ++half)
             store_rows(halves[half], kTile, [&](int p) HC_INLINE_LAMBDA {
                 return pair_at(slice + half * kSliceFloats, chunk, p);
             });
     }
 }
 
-template <class B> void tile_dots_of_halves(const SomeRows& some, const Input& in, int t0, int t1,
+template <class B> void tile_dots_of_halves(const SomeRows& some, const Input& in, bool split, int t0, int t1,
                                             const Sink& sink, float* slice) {
     Tiles::configure(64);
-    const bool split = in.math == kSplitMath;
+    const int64_t known = some.known(kTileRows);
     auto* sums = (TileSums*)(slice + 2 * kSliceFloats);  // of 32 tokens each
     for (int64_t first = 0; first < some.count; first += kTileRows)
         for (int begin = t0, end; begin < t1; begin = end) {
@@ -120,8 +131,13 @@ template <class B> void tile_dots_of_halves(const SomeRows& some, const Input& i
                     float* to = pair_at(slice, row / kTile * chunks, 0);
                     if constexpr (B::quantised)
                         decode_quantised<B>(rows, count, in.cols / kBlock, at / kBlock, chunks, to);
-                    else
-                        decode_plain<B>(rows, count, in.cols, at, chunks, to);
+                    else {
+                        const int64_t next = at + kSlice < in.cols ? at + kSlice : 0;
+                        const int64_t from = first + row + (next ? 0 : kTileRows);
+                        const int64_t end = smaller(next + kSlice, in.cols) * B::bytes;
+                        Coming coming{some, from, smaller(from + kTile, known), next * B::bytes, end};
+                        decode_plain<B>(rows, count, in.cols, at, chunks, to, coming);
+                    }
                 }
                 for (int t = begin; t < end; t += kTileRows)
                     Tiles::multiply({in.tiled_row(t) + in.halves() + at * 2, (const uint8_t*)slice,

@@ -147,8 +147,9 @@ void Program::prepare(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets,
 
 bool Program::take_tiled(ScratchPlan& plan, std::shared_ptr<Input> in, Meets meets, int64_t max_rows) {
     in->math = math_ == kSplitMath && !meets.plain ? kSameMath : math_;
-    const bool tiled = in->math != kSameMath || (meets.quantised && max_rows >= kLeastTiled);
-    if (!k_.tile_input || !tiled) return false;
+    in->bf16 = meets.bf16;
+    in->tiled_codes = meets.quantised && in->math != kFastMath && max_rows >= kLeastTiled;
+    if (!k_.tile_input || !(in->has_high() || in->tiled_codes)) return false;
     plan.take((max_rows + kTilesBehind) * in->tiled_bytes(), [in](uint8_t* p) { in->tiled = p; });
     return true;
 }
@@ -188,7 +189,7 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
                      });
                  if (p.stats && first == 0 && !batch_.prompt_count()) count_wanted(p, tokens);
                  const int decode = batch_.decode_count();
-                 if (decode) k_.product(p, *in, first, count, 0, decode, s.local);
+                 if (decode) k_.product(p, in->of_decode_rows(), first, count, 0, decode, s.local);
                  Product rest = p;
                  rest.where = nullptr;
                  if (decode < tokens) k_.product(rest, *in, first, count, decode, tokens, s.local);
@@ -205,7 +206,7 @@ void Program::products(std::shared_ptr<Input> in, std::shared_ptr<std::vector<Pr
 void Program::linear(const float* x, const std::vector<Product>& list, RowsOf rows) {
     ScratchPlan plan(*this);
     Meets meets{};
-    for (const Product& p : list) meets.with(p.rows);
+    for (const Product& p : list) meets.with(p.rows, k_.tile_input && rows == kTokens);
     auto in = input_of(x, list[0].rows.cols);
     const auto n = [this, rows] { return count(rows); };
     prepare(plan, in, meets, max_rows(rows), n, rows == kLogits);
@@ -347,7 +348,7 @@ void Program::router(const float* x, const Rows& weights, const float* bias, con
     const auto tokens = [this] { return count(kTokens); };
     auto in = input_of(x, weights.cols);
     Meets meets{};
-    meets.with(weights);
+    meets.with(weights, false);
     prepare(plan, in, meets, bounds_.tokens, tokens, true);
     auto logits =
         std::make_shared<std::vector<Product>>(1, Product{weights, bias, nullptr, weights.count, false});

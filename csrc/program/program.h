@@ -142,8 +142,10 @@ class Program {
     void quantise(std::shared_ptr<Input>, std::function<int64_t()> rows);
     // The forms of an input that products with these weights read, besides `x`.
     struct Meets {
-        bool quantised, plain;
-        void with(const Rows& rows) { (is_quantised(rows.type) ? quantised : plain) = true; }
+        bool quantised, plain, bf16 = false;  // bf16: tiles multiply BF16 weights by all rows
+        void with(const Rows& rows, bool tiles) {
+            (is_quantised(rows.type) ? quantised : tiles && rows.type == BF16 ? bf16 : plain) = true;
+        }
     };
     // `plain_math`: prompt rows are computed like decode rows in every prompt math.
     void prepare(ScratchPlan&, std::shared_ptr<Input>, Meets, int64_t max_rows, std::function<int64_t()> rows,
@@ -153,6 +155,7 @@ class Program {
     void tile(std::shared_ptr<Input>, std::function<int64_t()> rows);
     // True if tiles multiply any of a step's `rows` of this input.
     bool any_tiled(const Input& in, int64_t rows) const {
+        if (in.bf16) return rows > 0;
         return in.math == kSameMath ? rows >= kLeastTiled : batch_.prompt_count() > 0;
     }
     // Runs ffn_hidden for all rows; the first `decode` are decode rows.
@@ -160,7 +163,7 @@ class Program {
     // Calls run(input, t0, t1) for all rows; separately for decode and prompt rows if their math differs.
     template <class Run> static void by_kind(const Input& in, int decode, int tokens, Run&& run) {
         if (!in.tiled || in.math == kSameMath) decode = 0;
-        if (decode) run(in.without_tiles(), 0, decode);
+        if (decode) run(in.of_decode_rows(), 0, decode);
         if (decode < tokens) run(in, decode, tokens);
     }
     void products(std::shared_ptr<Input>, std::shared_ptr<std::vector<Product>>,

@@ -70,9 +70,10 @@ void Program::ffn(Ffn args, const float* x, Masks strongest) {
     f->hidden_tokens = bounds_.tokens;
     cut_into_pieces(*f, int(max_decode()), pool_->threads());
     f->x = Input{x, f->dim(), nullptr, f->dim()};
+    const bool tiles = k_.tile_input && f->by_output;  // otherwise decode rows read single neurons
     Meets meets{};
-    meets.with(f->up);
-    if (f->gate.base) meets.with(f->gate);
+    meets.with(f->up, tiles);
+    if (f->gate.base) meets.with(f->gate, tiles);
     prepare(plan, {f, &f->x}, meets, bounds_.tokens, [this] { return count(kTokens); });
     if (f->by_output)
         ffn_by_output(f, plan, strongest);
@@ -216,7 +217,7 @@ void Program::ffn_by_output(std::shared_ptr<Ffn> f, ScratchPlan& plan, Masks str
                  if (strongest) mark_strongest(*f, batch_.decode_count(), strongest, *scratch);
              });
     Meets meets{};
-    meets.with(f->down);
+    meets.with(f->down, k_.tile_input);
     prepare(plan, in, meets, bounds_.tokens, tokens);
     auto down = std::make_shared<std::vector<Product>>(
         1, Product{f->down, f->down_bias, f->out, f->down.count, f->accumulate});

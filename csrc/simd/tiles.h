@@ -1,7 +1,6 @@
 // Products of tiles, 16 rows of weights with 16 tokens: Intel's AMX or, with the same bits, plain loops.
 // Tests use the loops on every machine, and AMX by tests/native/emulated_tiles.c.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -61,7 +60,12 @@ struct LoopTiles {
     }
 
   private:
-    static float flushed(float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; }
+    // A denormal becomes a zero of its sign.
+    static float flushed(float v) {
+        uint32_t bits;
+        std::memcpy(&bits, &v, 4);
+        return bits & 0x7f800000 ? v : float_of(bits & 0x80000000);
+    }
     static double value(const uint8_t* p) {
         uint16_t half;
         std::memcpy(&half, p, 2);

@@ -152,19 +152,25 @@ struct Input {
     uint8_t* quantised = nullptr;
     int64_t cols = 0;
     float* arranged = nullptr;  // for plain weights and many tokens: see ops/plain_tiles.h
-    // Rows that tiles load, or null: by `math`, each token's codes (same), its floats as BF16 numbers (fast),
-    // or its codes, the high halves of its floats and then the low halves (split).
+    // Rows that tiles load, or null: each token's codes, the high halves of its floats as BF16 numbers, and
+    // the low halves, as far as its products read them.
     uint8_t* tiled = nullptr;
     PromptMath math = kSameMath;
+    bool tiled_codes = false;
+    bool bf16 = false;      // tiles multiply BF16 weights in every math, by decode rows too
+    bool decoding = false;  // decode rows alone: `math` does not concern them
 
-    HC_SMALL int64_t halves() const { return math == kSplitMath ? padded(cols) : 0; }  // offset of the high
+    HC_SMALL bool has_high() const { return bf16 || math != kSameMath; }
+    HC_SMALL bool has_low() const { return bf16 || math == kSplitMath; }
+    HC_SMALL int64_t halves() const { return tiled_codes ? padded(cols) : 0; }  // offset of the high halves
     HC_SMALL int64_t tiled_bytes() const {
-        return padded(cols) * (math == kSameMath ? 1 : math == kSplitMath ? 5 : 2);
+        return padded(cols) * (tiled_codes + 2 * has_high() + 2 * has_low());
     }
     HC_SMALL uint8_t* tiled_row(int64_t t) const { return tiled + t * tiled_bytes(); }
-    HC_SMALL Input without_tiles() const {
+    HC_SMALL Input of_decode_rows() const {
         Input in = *this;
-        in.tiled = nullptr;
+        in.decoding = true;
+        if (!bf16) in.tiled = nullptr;
         return in;
     }
 

@@ -150,16 +150,51 @@ def test_prompt_rows_are_the_specification_bit_by_bit(type: str, math: str, tile
     tensor, bias = random_tensor(random, type, rows, columns), random_rows(random, rows)
     x = random_rows(random, 38, columns)
     backend = CPUBackend(2, tiled, math)
-    same = run_linear(CPUBackend(2, plain), tensor, x, 3, bias)
+    same = run_linear(CPUBackend(2, tiled if type == "BF16" else plain), tensor, x, 3, bias)
     actual = run_linear(backend, tensor, x, 3, bias)
     same_bits(actual[:3], same[:3])
     if math == "split" and BLOCK_TYPES[type].weights > 1:
         same_bits(actual, same)
         return
     same_bits(actual[3:], tile_dot(x[3:], tensor.dequantise(), type, math) + bias)
-    assert (actual[3:] != same[3:]).any()
+    assert (actual[3:] != same[3:]).any() or (type, math) == ("BF16", "split")
     for start, stop in ((3, 4), (4, 20)):
         same_bits(run_linear(backend, tensor, x[start:stop], 0, bias), actual[start:stop])
+
+
+@pytest.mark.parametrize("columns", [1055, 2080])
+def test_all_rows_by_bf16_weights_are_the_specification(columns: int, tiled: str) -> None:
+    """Decode rows and prompt rows, with any neighbours, and outputs that ``where`` names."""
+    random = rng("bf16 weights", columns)
+    tensor, bias = random_tensor(random, "BF16", 75, columns), random_rows(random, 75)
+    x = random_rows(random, 35, columns)
+    expected = tile_dot(x, tensor.dequantise(), "BF16", "split") + bias
+    backend = CPUBackend(2, tiled)
+    for rows, decode in ((slice(0, 35), 0), (slice(0, 35), 5), (slice(2, 18), 16), (slice(4, 5), 1)):
+        same_bits(run_linear(backend, tensor, x[rows], decode, bias), expected[rows])
+    batch = plain_batch(backend, 5)
+    out, where = filled(backend, batch.limits.tokens, 75), filled(backend, batch.limits.tokens, 75)
+    where[:5] = random.standard_normal((5, 75)) - 1
+    inputs, matrix = buffers(backend, batch, x[:5]), backend.matrix(tensor, bias)
+    backend.linear(inputs, [matrix], batch, [out], where=where)
+    same_bits(out[:5], np.where(where[:5] > 0, expected[:5], np.float32(0)))
+
+
+@pytest.mark.parametrize(("layout", "activation"), [("by_output", "silu"), ("by_neuron", "relu")])
+def test_layers_of_bf16_weights(layout: str, activation: str, tiled: str, plain: str) -> None:
+    """Tiles compute a dense FFN. Experts, and an FFN that is summed by neuron, have the bits of vectors."""
+    for tensors in layers("BF16", layout, activation):
+        x = random_rows(rng("rows"), 20, tensors.up.shape[1])
+        backend = CPUBackend(2, tiled)
+        prompt, vectors = (run_layer(each, tensors, x, 0) for each in (backend, CPUBackend(2, plain)))
+        for decode in (3, 16):
+            same_bits(run_layer(backend, tensors, x, decode), prompt)
+        if layout == "by_neuron" or tensors.experts > 1:
+            same_bits(prompt, vectors)
+            continue
+        expected = run_layer(ReferenceBackend(), tensors, x, 0)
+        assert (np.abs(prompt - expected) <= 1e-5 * np.abs(expected).max(axis=1, keepdims=True)).all()
+        assert (prompt != vectors).any()
 
 
 def test_sums_of_more_tokens_than_are_multiplied_at_once(tiled: str) -> None:

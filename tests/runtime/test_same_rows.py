@@ -93,6 +93,21 @@ def test_of_each_family(name: str, type: str, down: str | None, tmp_path: Path) 
     assert_same(load(path, LoadOptions(**options())).session())
 
 
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-drelu", "tiny-granitemoe"])
+def test_of_bf16_weights_by_tiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dense FFN, an FFN whose sparse rows are gathered, and experts: in each, products have one math for
+    prompt rows and decode rows."""
+    path, least = golden(name, tmp_path, type="BF16").path, supported_isas()[-1]
+    logits = []
+    for isa in (least, least + LOOPS):
+        monkeypatch.setenv("HOTCOLD_ISA", isa)
+        session = load(path, LoadOptions(**options(cache_type="f32"))).session()
+        assert_same(session, length=24, rows=(1, 17))
+        logits.append(computed(session, list(range(3, 27)), 16, decode=True)[0])
+    assert (logits[0] != logits[1]).any(), "no product used tiles"
+    assert np.abs(logits[1] - logits[0]).max() <= 1e-4 * np.abs(logits[0]).max()
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_of_each_smaller_family(name: str, tmp_path: Path) -> None:
     """Windows, layers without positions, norms of what is added, scales, learned positions."""

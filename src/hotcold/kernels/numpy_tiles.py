@@ -8,8 +8,9 @@ from hotcold.errors import UserError
 from hotcold.kernels.backend import Floats
 
 #: How a processor with AMX computes the products of prompt rows. ``same``: with the bits of decode rows.
-#: ``split``: float weights and their input are two BF16 numbers each, with about float32's precision.
-#: ``fast``: all weights and their input are rounded to BF16.
+#: ``split``: float weights and their input are two BF16 numbers each, with 16 of the 24 bits of a float32.
+#: ``fast``: all weights and their input are rounded to BF16. In each of them, linear layers and dense FFNs
+#: compute decode rows by BF16 weights as ``split`` does.
 PROMPT_MATHS = ("same", "split", "fast")
 CHUNK = 32  #: columns that one instruction multiplies
 _LEAST_NORMAL = np.float32(2.0**-126)
