@@ -22,7 +22,7 @@ from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
 from hotcold.kernels.vulkan.linear import Count, gemv_lanes, quantise
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
-from hotcold.kernels.vulkan.packing import shader_type
+from hotcold.kernels.vulkan.packing import UNIT, shader_type
 from hotcold.kernels.vulkan.recording import Recording, Written
 
 #: Scratch for neuron and output values of prompt rows; more rows take more passes.
@@ -95,6 +95,13 @@ def _sums(shape: FFNShape, together: int) -> int:
 
 def _power_of_two(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
+
+
+def _quads(shape: FFNShape, choices: int) -> int:
+    """Returns how often an invocation of ffn_down.comp takes four outputs. Registers hold 16 sums, and a load
+    has at most 16 bytes. In panels, registers also hold the scales of each output."""
+    most = UNIT // (4 * shape.down.nbytes) if shape.down.weights == 1 else 2 if shape.panels else 4
+    return min(most, _MOST_AT_ONCE // choices)
 
 
 def _code_words(rows: int, columns: int) -> int:
@@ -305,11 +312,12 @@ class _Series:
             return self._few_rows(_OUTPUT, op.w.down, 0)
         at_once = min(self.rows.tile, _MOST_AT_ONCE)
         groups = self.rows.tiles * (self.rows.tile // at_once)
+        quads = _quads(shape, at_once)
         for part in op.w.down:
             self.run(
                 "ffn_down_panels" if shape.panels else "ffn_down",
-                (-(-shape.dim // 256), self.rows.sums, groups),
-                [shader_type(shape.down), at_once],
+                (-(-shape.dim // (256 * quads)), self.rows.sums, groups),
+                [shader_type(shape.down), at_once, quads],
                 [part.range, self.scratch["values"], self.scratch["bits"], Written(self.scratch["sums"])],
                 part=part,
             )
