@@ -39,8 +39,6 @@ uint first_input = 0, head = 0;
 uint input_row(uint t) { return HEADS * min(first_input + t, input_rows - 1) + head; }
 #include "dot.glsl"
 
-shared float partial[T * 256];
-
 void main() {
     const uint i = gl_LocalInvocationID.x, first = gl_WorkGroupID.x * ROWS;
     const uint row = first + i % ROWS, chunk = i / ROWS;
@@ -58,8 +56,7 @@ void main() {
         for (uint k = i; k < T * ROWS; k += 256) {
             const uint t = k / ROWS, token = first_input + t, o = first + k % ROWS;
             if (o >= rows || token >= inputs) continue;
-            precise float total = 0;
-            for (uint c = 0; c < m.chunks; ++c) total = total + partial[t * 256 + c * ROWS + k % ROWS];
+            precise float total = chunks_sum(m, k % ROWS, t);
             if ((flags & 1) != 0) total = total + bias[out_first + o];
             if ((flags & 4) != 0 && total < 0) total = 0;
             const uint at = token * out_columns + out_first + o;
