@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A few rows of input times all rows of a matrix: out[t] (+)= w x[t] + bias.
+// A few rows of input times all rows of a matrix: out[t] (+)= w x[t] + bias; for some logits, then capped.
 //
 // A workgroup has ROWS rows of weights; for each row LANES invocations take a chunk: 8 rows and 32 lanes, or
 // 32 and 8 for short rows. Neighbouring invocations take neighbouring rows: 8 of them read the same input,
@@ -10,11 +10,13 @@
 layout(local_size_x = 256) in;
 #include "batch.glsl"
 #include "counts.glsl"
+#include "activation.glsl"
 
 layout(constant_id = 0) const uint TYPE = 2;
 layout(constant_id = 1) const uint T = 1;
 layout(constant_id = 2) const uint LANES = 32;  // at least a row's chunks
 layout(constant_id = 3) const uint HEADS = 1;   // each has its rows of the matrix and its row of each x[t]
+layout(constant_id = 4) const bool CAPPED = false;
 const uint ROWS = 256 / LANES;
 
 layout(std430, binding = 1) readonly buffer Weights { uint weights[]; };
@@ -32,6 +34,7 @@ layout(push_constant) uniform Push {
     uint count;                   // number of the batch with the row count (counts.glsl)
     uint out_columns, out_first;  // position of the matrix's row 0
     uint flags;                   // 1: add the bias, 2: accumulate, 4: clamp to 0 from below
+    float cap;                    // if CAPPED
 };
 
 #define INPUT_ROWS (HEADS * input_rows)
@@ -61,7 +64,7 @@ void main() {
             if ((flags & 4) != 0 && total < 0) total = 0;
             const uint at = token * out_columns + out_first + o;
             if ((flags & 2) != 0) total = result[at] + total;
-            result[at] = total;
+            result[at] = CAPPED ? capped(total, cap) : total;
         }
     }
 }
