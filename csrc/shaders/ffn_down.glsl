@@ -13,6 +13,7 @@ layout(std430, binding = 6) writeonly buffer PartialBuffer { float partial[]; };
 
 const uint SPAN = 256;   // neurons of a leaf that are listed at a time
 const uint LEVELS = 3;   // of the tree, for 4 leaves
+const bool ONE_LEAF = AT_ONCE <= 2;  // rows of so few choices sum each leaf apart: no tree is in registers
 const uint UNROLLED = 4;  // rows that are read before any is added
 
 // SwiftShader never finishes with this loop of panels if it is asked to unroll it.
@@ -61,12 +62,9 @@ uint list_neurons(uint begin, uint end, uint tokens) {
     return count;
 }
 
-// Adds the products of a neuron. If its coefficient is 0, its weights do not count: they may be infinite.
-void add(uint k, Quads row, uint quad) {
-    vec4 w[QUADS];
-    // Without a branch: compilers would move loads into it.
-    if (AT_ONCE == 1) row = read_if(row, coefficients[k] != 0);
-    [[unroll]] for (uint q = 0; q < QUADS; ++q) w[q] = down_values(row, quad, q);
+// Adds the products of a neuron. If its coefficient is 0, its weights do not count: they may be infinite. For
+// one choice, read_if() saw to that without a branch, into which compilers would move loads.
+void add(uint k, vec4 w[QUADS]) {
     [[unroll]] for (uint t = 0; t < AT_ONCE; ++t) {
         const float c = coefficients[k * AT_ONCE + t];
         if (AT_ONCE > 1 && c == 0) continue;
@@ -93,7 +91,7 @@ void main() {
     const uint quad = first_quad(rows_layout, gl_GlobalInvocationID.x);
     const Place at = place_of(rows_layout, quad / 8);
     vec4 levels[LEVELS][AT_ONCE * QUADS];
-    const uint last_leaf = min(first_leaf + together, leaf_count);
+    const uint last_leaf = ONE_LEAF ? first_leaf + 1 : min(first_leaf + together, leaf_count);
     for (uint leaf = first_leaf; leaf < last_leaf; ++leaf) {
         [[unroll]] for (uint i = 0; i < AT_ONCE * QUADS; ++i) sums[i] = vec4(0);
         const uint end = leaf_begin(e, leaf + 1);
@@ -103,14 +101,19 @@ void main() {
             // span.
             const uint added = 4 * quad < dim ? count : 0;
             for (uint k = 0; k < added; k += UNROLLED) {
-                Quads w[UNROLLED];
+                Quads read[UNROLLED];
+                vec4 w[UNROLLED][QUADS];
                 READ_AT_ONCE for (uint i = 0; i < UNROLLED; ++i)
-                    w[i] = load_down(rows_layout, at, e.begin + listed[min(k + i, count - 1)], quad);
-                [[unroll]] for (uint i = 0; i < UNROLLED; ++i) add(k + i, w[i], quad);
+                    read[i] = load_down(rows_layout, at, e.begin + listed[min(k + i, count - 1)], quad);
+                [[unroll]] for (uint i = 0; i < UNROLLED; ++i) {
+                    if (AT_ONCE == 1) read[i] = read_if(read[i], coefficients[k + i] != 0);
+                    [[unroll]] for (uint q = 0; q < QUADS; ++q) w[i][q] = down_values(read[i], quad, q);
+                }
+                [[unroll]] for (uint i = 0; i < UNROLLED; ++i) add(k + i, w[i]);
             }
         }
         // The tree over these leaves: like the carries of a binary counter of leaves.
-        const uint number = leaf - first_leaf, level = (number & 3) == 3 ? 2 : number & 1;
+        const uint number = ONE_LEAF ? 0 : leaf - first_leaf, level = (number & 3) == 3 ? 2 : number & 1;
         [[unroll]] for (uint i = 0; i < AT_ONCE * QUADS; ++i) {
             precise vec4 sum = sums[i];
             if ((number & 1) == 1) sum = levels[0][i] + sum;
@@ -118,7 +121,7 @@ void main() {
             levels[level][i] = sum;
         }
     }
-    const uint count = last_leaf - first_leaf, top = count == 1 ? 0 : count == 4 ? 2 : 1;
+    const uint count = ONE_LEAF ? 1 : last_leaf - first_leaf, top = count == 1 ? 0 : count == 4 ? 2 : 1;
     [[unroll]] for (uint t = 0; t < AT_ONCE; ++t) {
         if (t >= tokens) break;
         const uint to = (choices[t] * room + gl_WorkGroupID.y) * dim;

@@ -112,7 +112,7 @@ uint first_quad(Layout rows_layout, uint invocation) {
 }
 uint further_quad(uint i) { return shared_quad(TYPE, i, QUADS); }
 
-// Loads an invocation's quads of a neuron, of which `quad` is the first; `codes[0]` begins with their words.
+// Loads an invocation's quads of a neuron, from `quad` on; `codes[0]` begins with their words.
 Quads load_down(Layout rows_layout, Place at, uint neuron, uint quad) {
     const uint row = neuron - first, q = quad & 7, words = TYPE == F32 ? 4 : is_quantised(TYPE) ? 1 : 2;
     Quads w;

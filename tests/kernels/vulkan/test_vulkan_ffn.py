@@ -72,8 +72,8 @@ def run(
 @pytest.mark.parametrize("type", TYPES)
 def test_down_rows_arrive_as_they_are(vulkan: VulkanBackend, type: str, layout: str) -> None:
     """Each row of input makes one neuron active, with a coefficient of 1: its output is that neuron's down
-    row. Rows of blocks have more than one chunk, of which the last is shorter; one row of input, and several,
-    share them by different quads."""
+    row. Chunks of wide rows have several blocks, and the last chunk has fewer. With one row of input, an
+    invocation takes more outputs than with several."""
     n, d = (256, 256) if BLOCK_TYPES[type].weights > 32 else (96, 128)
     if layout == "by_neuron":
         n, d = 32, 2816 if BLOCK_TYPES[type].weights > 32 else 1056

@@ -148,9 +148,7 @@ def test_products_cap_the_logits_that_they_make(
 ) -> None:
     """In parts, too, between which a new submit may begin."""
     tensor_bytes = 150 * 256 * (2 if type == "F16" else 34 / 32)
-    info = SimpleNamespace(
-        name="a device", max_range=int(tensor_bytes * 70 / 150), max_allocation=1 << 30
-    )
+    info = SimpleNamespace(name="a device", max_range=int(tensor_bytes * 70 / 150), max_allocation=1 << 30)
     if parts > 1:
         monkeypatch.setattr(vulkan, "info", info)
         monkeypatch.setattr(Recording, "MOST_WORK", 1)

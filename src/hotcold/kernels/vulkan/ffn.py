@@ -124,8 +124,8 @@ def _passes(shape: FFNShape, rows: int, decode: int, together: int) -> Iterator[
 
 
 def _decode_together(shape: FFNShape, rows: int, together: int) -> int:
-    """Returns the leaves to sum together. Few rows have few sums, so every leaf can have its own workgroup;
-    the sums of more rows would fill memory."""
+    """Returns the leaves to sum together. Few rows have few sums, so every leaf can have its own workgroup
+    (ffn_down.glsl relies on that for 1 and 2 rows); the sums of more rows would fill memory."""
     return together if shape.dense else min(together, 1 if rows <= 4 else 2 if rows <= 8 else 4)
 
 
