@@ -15,6 +15,7 @@ from support.expert_layers import choices, make_layer
 from support.op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng, to_words
 from support.ordered_ffn import ordered_ffn
 from support.vulkan.cases import TYPES
+from support.vulkan.ffn_cases import program_rows
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNCall, FFNStats, FFNTensors
@@ -64,7 +65,8 @@ def run(
         options["mask"] = buffer(mask)
     if chosen is not None:
         options["chosen"] = Chosen(*map(buffer, chosen))
-    backend.ffn(FFNCall(buffer(x), weights, batch, out, **options))
+    call = FFNCall(buffer(x), weights, batch, out, **options)
+    backend.record(lambda: backend.ffn(call), program_rows(len(x))).run()
     return backend.read(out, 0, len(x)).copy()
 
 
