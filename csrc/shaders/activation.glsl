@@ -51,6 +51,13 @@ float hyperbolic_tangent(float x) {
     return y;
 }
 
+// cap tanh(x / cap).
+float capped(float x, float cap) {
+    precise float part = x / cap, bound;
+    bound = hyperbolic_tangent(part) * cap;
+    return bound;
+}
+
 // P(X > a) of a standard normal X, a >= 0.
 float normal_tail(float a) {
     precise float slope = 0.300520382 * a;

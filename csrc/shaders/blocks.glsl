@@ -83,19 +83,26 @@ uint chunk_blocks(Layout m, uint chunk) {
     return chunk + 1 < m.chunks ? m.chunk : chunk + 1 == m.chunks ? m.last : 0;
 }
 
-// Returns which four weights of a row (4 q to 4 q + 3) are the i-th in storage order, so that neighbours read
-// neighbouring bytes. After a row's last unit: i.
-uint stored_quad(uint type, Layout m, uint i) {
-    const uint units = units_of(type), quads = 8 / units;  // of a block; of a unit
-    uint unit = i / quads;
-    if (unit >= units * m.blocks) return i;
+// Invocations can share a row by quads: four weights each (4 q to 4 q + 3). An invocation takes `count` (1, 2
+// or 4) quads of a unit: consecutive ones, or in a unit of 32 codes the quads whose codes share words.
+//
+// Returns the first quad of the i-th share in storage order, so that neighbours read neighbouring bytes.
+// After a row's last unit: a quad after its last.
+uint stored_quad(uint type, Layout m, uint i, uint count) {
+    const uint units = units_of(type), shares = 8 / units / count;  // of a block; of a unit
+    uint unit = i / shares;
+    if (unit >= units * m.blocks) return 8 * m.blocks;
     const uint whole = m.last * m.chunks * units;  // units of the block numbers that all chunks have
     const bool beyond = unit >= whole;
     const uint width = units * (beyond ? m.chunks - 1 : m.chunks);
     if (beyond) unit -= whole;
     const uint number = unit / width + (beyond ? m.last : 0), within = unit % width;
-    const uint chunk = within % (width / units);
-    return 8 * (chunk * m.chunk + number) + within / (width / units) * quads + i % quads;
+    const uint chunk = within % (width / units), step = units == 1 && count > 1 ? count / 2 : count;
+    return 8 * (chunk * m.chunk + number) + within / (width / units) * (8 / units) + i % shares * step;
+}
+// The k-th quad of a share after its first.
+uint shared_quad(uint type, uint k, uint count) {
+    return units_of(type) == 1 && count > 1 ? k / (count / 2) * 4 + k % (count / 2) : k;
 }
 
 // Index of unit u of a block's codes in NAME4.
@@ -130,11 +137,14 @@ struct Block {
         OUT.codes[0] = NAME##4[unit_at(TYPE, LAYOUT, ROW, AT, 0)];                                        \
         if (TYPE == Q8_0) OUT.codes[1] = NAME##4[unit_at(TYPE, LAYOUT, ROW, AT, 1)];                      \
         LOAD_SCALES_(OUT, NAME, TYPE, LAYOUT, ROW, AT)                                                    \
-        if (has_fifth_bits(TYPE)) OUT.high.x = NAME[high_at(TYPE, LAYOUT) + slot_];                       \
-        if (TYPE == Q6_K) {                                                                               \
-            OUT.high.x = NAME[high_at(TYPE, LAYOUT) + 2 * slot_];                                         \
-            OUT.high.y = NAME[high_at(TYPE, LAYOUT) + 2 * slot_ + 1];                                     \
-        }                                                                                                 \
+        LOAD_HIGH_(OUT, NAME, TYPE, LAYOUT)                                                               \
+    }
+
+#define LOAD_HIGH_(OUT, NAME, TYPE, LAYOUT)                                                               \
+    if (has_fifth_bits(TYPE)) OUT.high.x = NAME[high_at(TYPE, LAYOUT) + slot_];                           \
+    if (TYPE == Q6_K) {                                                                                   \
+        OUT.high.x = NAME[high_at(TYPE, LAYOUT) + 2 * slot_];                                             \
+        OUT.high.y = NAME[high_at(TYPE, LAYOUT) + 2 * slot_ + 1];                                         \
     }
 
 #define LOAD_SCALES_(OUT, NAME, TYPE, LAYOUT, ROW, AT)                                                    \
@@ -297,42 +307,51 @@ vec4 unit_values(uint type, uvec4 unit, uint q) {
     return vec4(half_value(bits.x), half_value(bits.y), half_value(bits.z), half_value(bits.w));
 }
 
-// The file's values of weights 4 q to 4 q + 3 of a block, from the block and its codes, exactly as in
-// blocks.py.
-vec4 quad_values(uint type, Block w, uint codes, uint q) {
-    const ivec4 signed_codes = ivec4(codes) << ivec4(24, 16, 8, 0) >> 24;
+// Four codes as floats, without the offset of their type.
+vec4 code_floats(uint type, uint codes) {
+    if (type == Q8_0 || is_table(type)) return vec4(ivec4(codes) << ivec4(24, 16, 8, 0) >> 24);
+    const float offset = type == Q4_0 ? 8 : type == Q5_0 ? 16 : type == Q6_K ? 32 : 0;
+    precise vec4 values = vec4(uvec4(codes) >> uvec4(0, 8, 16, 24) & 0xffu);  // one instruction a code on AMD
+    if (offset != 0) values = values - offset;
+    return values;
+}
+
+// The file's values of a quad, from its block and its codes, exactly as in blocks.py. `upper`: of weights 16
+// to 31.
+vec4 quad_values(uint type, Block w, uint codes, bool upper) {
     vec2 f = factors(type, w);
     if (type == Q6_K) {
-        const int scale = q < 4 ? int(w.scale.y << 24) >> 24 : int(w.scale.y << 16) >> 24;
+        const int scale = int(w.scale.y << (upper ? 16 : 24)) >> 24;
         precise const float d = f.x * float(scale);
         f.x = d;
     }
     if (type == OPENED_Q2_K) {
-        const uint small = w.scale.y >> (q < 4 ? 0 : 8);
+        const uint small = w.scale.y >> (upper ? 8 : 0);
         precise const vec2 dm = f * vec2(small & 0xff, small >> 16 & 0xff);
         f = dm;
-    } else if (is_opened(type) && q >= 4) {
+    } else if (is_opened(type) && upper) {
         f.x = f.y;
     }
-    const int offset = type == Q4_0 ? 8 : type == Q5_0 ? 16 : type == Q6_K ? 32 : 0;
-    precise vec4 values = f.x * vec4(signed_codes - offset);
+    precise vec4 values = f.x * code_floats(type, codes);
     if (has_minimum(type)) values = values + f.y;
     return values;
 }
 
-// Codes of weights 4 q to 4 q + 3 as a word of signed bytes.
-uint quad_codes(uint type, uint word, uvec2 high, uint q) {
+// The values of four codes of a table, as signed bytes.
+uint table_bytes(uint type, uint codes) {
+    uint values = 0;
+    [[unroll]] for (uint shift = 0; shift < 32; shift += 8)
+        values |= (uint(code_value(type, codes >> shift & 15)) & 0xff) << shift;
+    return values;
+}
+
+// Codes of a quad as four bytes. `upper`: of weights 16 to 31; `place`: among these or the first 16.
+uint quad_codes(uint type, uint word, uvec2 high, uint place, bool upper) {
     if (type == Q8_0) return word;
-    uint codes = word >> (q & 4) & 0x0f0f0f0fu;
-    if (is_table(type)) {
-        uint values = 0;
-        [[unroll]] for (uint shift = 0; shift < 32; shift += 8) {
-            values |= (uint(code_value(type, codes >> shift & 15)) & 0xff) << shift;
-        }
-        return values;
-    }
-    if (has_fifth_bits(type)) codes |= fifth_bits(high.x, uvec4(4 * q)).x;
-    if (type == Q6_K) codes |= ((q < 4 ? high.x : high.y) >> 2 * (q & 3) & 0x03030303u) << 4;
+    uint codes = word >> (upper ? 4 : 0) & 0x0f0f0f0fu;
+    if (is_table(type)) return table_bytes(type, codes);
+    if (has_fifth_bits(type)) codes |= fifth_bits(high.x >> (upper ? 16 : 0), uvec4(4 * place)).x;
+    if (type == Q6_K) codes |= ((upper ? high.y : high.x) >> 2 * place & 0x03030303u) << 4;
     return codes;
 }
 
@@ -346,7 +365,8 @@ uint quad_codes(uint type, uint word, uvec2 high, uint q) {
         if (TYPE == Q6_K) block_.high = uvec2(NAME[high_at(TYPE, LAYOUT) + 2 * slot_ + ((Q) >> 2)]);      \
         const uint unit_ = TYPE == Q8_0 ? (Q) >> 2 : 0;                                                   \
         const uint word_ = NAME[4 * unit_at(TYPE, LAYOUT, ROW, AT, unit_) + ((Q) & 3)];                   \
-        OUT = quad_values(TYPE, block_, quad_codes(TYPE, word_, block_.high, Q), Q);                      \
+        const bool upper_ = ((Q) & 4) != 0;                                                               \
+        OUT = quad_values(TYPE, block_, quad_codes(TYPE, word_, block_.high, (Q) & 3, upper_), upper_);   \
     } else {                                                                                              \
         const uint unit_ = unit_at(TYPE, LAYOUT, ROW, AT, unit_of(TYPE, Q));                           \
         OUT = unit_values(TYPE, NAME##4[unit_], Q);                                                       \

@@ -6,10 +6,24 @@
 //   INPUT_ROWS                  of x: the rows of quantise.comp
 //   uint input_row(uint t)      the t-th row of x
 //   INPUTS                      optional: actual number of the T rows
+//   ROWS                        of weights in a workgroup: 256 divided by a multiple of 8
 #include "blocks.glsl"
 #ifndef INPUTS
 #define INPUTS T
 #endif
+
+shared float partial[T * 256];  // by input, then chunk, then row; 0 for chunks that a row does not have
+
+// Adds the chunks of a row for the t-th input, in order, and reads eight before it adds the first.
+float chunks_sum(Layout m, uint row, uint t) {
+    precise float total = 0;
+    for (uint chunk = 0; chunk < m.chunks; chunk += 8) {
+        float sums[8];
+        [[unroll]] for (uint k = 0; k < 8; ++k) sums[k] = partial[t * 256 + (chunk + k) * ROWS + row];
+        [[unroll]] for (uint k = 0; k < 8; ++k) total = total + sums[k];
+    }
+    return total;
+}
 
 // Blocks that are loaded before the first is added: one input leaves registers for two.
 const uint BLOCKS_AHEAD = T == 1 ? 2 : 1;

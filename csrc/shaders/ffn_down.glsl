@@ -1,17 +1,19 @@
 // Down by neuron for decode rows: the sum of a few leaves, over the neurons whose coefficient is not zero.
 //
-// A workgroup takes 256 outputs of up to AT_ONCE choices of a tile; an invocation 4 outputs of each. Rows of
+// A workgroup has 64 invocations; each takes 4 QUADS outputs of up to AT_ONCE choices of a tile. Rows of
 // blocks are read in storage order, so that neighbours read neighbouring bytes.
 #include "ffn.glsl"
+layout(constant_id = 3) const uint AT_ONCE = 1;  // divides TILE
+layout(constant_id = 4) const uint QUADS = 1;
 #include "ffn_weights.glsl"
 layout(local_size_x = 64) in;
-layout(constant_id = 3) const uint AT_ONCE = 1;   // divides TILE
 layout(std430, binding = 4) readonly buffer ValueBuffer { float values[]; };
 layout(std430, binding = 5) readonly buffer BitBuffer { uint bits[]; };
 layout(std430, binding = 6) writeonly buffer PartialBuffer { float partial[]; };
 
 const uint SPAN = 256;   // neurons of a leaf that are listed at a time
 const uint LEVELS = 3;   // of the tree, for 4 leaves
+const bool ONE_LEAF = AT_ONCE <= 2;  // rows of so few choices sum each leaf apart: no tree is in registers
 const uint UNROLLED = 4;  // rows that are read before any is added
 
 // SwiftShader never finishes with this loop of panels if it is asked to unroll it.
@@ -26,7 +28,7 @@ shared uint listed[SPAN];                      // ascending
 shared float coefficients[SPAN * AT_ONCE];
 
 uint choices[AT_ONCE];
-vec4 sums[AT_ONCE];
+vec4 sums[AT_ONCE * QUADS];
 
 // Lists the neurons of [begin, end) whose coefficient is not zero for any choice; returns their number.
 uint list_neurons(uint begin, uint end, uint tokens) {
@@ -60,13 +62,17 @@ uint list_neurons(uint begin, uint end, uint tokens) {
     return count;
 }
 
-void add(uint k, vec4 w) {
+// Adds the products of a neuron. If its coefficient is 0, its weights do not count: they may be infinite. For
+// one choice, read_if() saw to that without a branch, into which compilers would move loads.
+void add(uint k, vec4 w[QUADS]) {
     [[unroll]] for (uint t = 0; t < AT_ONCE; ++t) {
         const float c = coefficients[k * AT_ONCE + t];
-        if (c == 0) continue;
-        precise vec4 product = c * w;
-        precise vec4 sum = sums[t] + product;
-        sums[t] = sum;
+        if (AT_ONCE > 1 && c == 0) continue;
+        [[unroll]] for (uint q = 0; q < QUADS; ++q) {
+            precise vec4 product = c * w[q];
+            precise vec4 sum = sums[t * QUADS + q] + product;
+            sums[t * QUADS + q] = sum;
+        }
     }
 }
 
@@ -82,16 +88,12 @@ void main() {
     for (uint t = 0; t < AT_ONCE; ++t) choices[t] = choice_of(tile, share + min(t, tokens - 1));
 
     const Layout rows_layout = layout_of(rows, dim);
-#ifdef PANELS
-    const uint quad = gl_GlobalInvocationID.x;
-#else
-    const uint quad = stored_quad(TYPE, rows_layout, gl_GlobalInvocationID.x);
-#endif
+    const uint quad = first_quad(rows_layout, gl_GlobalInvocationID.x);
     const Place at = place_of(rows_layout, quad / 8);
-    vec4 levels[LEVELS][AT_ONCE];
-    const uint last_leaf = min(first_leaf + together, leaf_count);
+    vec4 levels[LEVELS][AT_ONCE * QUADS];
+    const uint last_leaf = ONE_LEAF ? first_leaf + 1 : min(first_leaf + together, leaf_count);
     for (uint leaf = first_leaf; leaf < last_leaf; ++leaf) {
-        for (uint t = 0; t < AT_ONCE; ++t) sums[t] = vec4(0);
+        [[unroll]] for (uint i = 0; i < AT_ONCE * QUADS; ++i) sums[i] = vec4(0);
         const uint end = leaf_begin(e, leaf + 1);
         for (uint begin = leaf_begin(e, leaf); begin < end; begin += SPAN) {
             const uint count = list_neurons(begin, end, tokens);
@@ -99,26 +101,35 @@ void main() {
             // span.
             const uint added = 4 * quad < dim ? count : 0;
             for (uint k = 0; k < added; k += UNROLLED) {
-                vec4 w[UNROLLED];
+                Quads read[UNROLLED];
+                vec4 w[UNROLLED][QUADS];
                 READ_AT_ONCE for (uint i = 0; i < UNROLLED; ++i)
-                    w[i] = down_values(rows_layout, at, e.begin + listed[min(k + i, count - 1)], quad);
+                    read[i] = load_down(rows_layout, at, e.begin + listed[min(k + i, count - 1)], quad);
+                [[unroll]] for (uint i = 0; i < UNROLLED; ++i) {
+                    if (AT_ONCE == 1) read[i] = read_if(read[i], coefficients[k + i] != 0);
+                    [[unroll]] for (uint q = 0; q < QUADS; ++q) w[i][q] = down_values(read[i], quad, q);
+                }
                 [[unroll]] for (uint i = 0; i < UNROLLED; ++i) add(k + i, w[i]);
             }
         }
         // The tree over these leaves: like the carries of a binary counter of leaves.
-        const uint number = leaf - first_leaf, level = (number & 3) == 3 ? 2 : number & 1;
-        [[unroll]] for (uint t = 0; t < AT_ONCE; ++t) {
-            precise vec4 sum = sums[t];
-            if ((number & 1) == 1) sum = levels[0][t] + sum;
-            if ((number & 3) == 3) sum = levels[1][t] + sum;
-            levels[level][t] = sum;
+        const uint number = ONE_LEAF ? 0 : leaf - first_leaf, level = (number & 3) == 3 ? 2 : number & 1;
+        [[unroll]] for (uint i = 0; i < AT_ONCE * QUADS; ++i) {
+            precise vec4 sum = sums[i];
+            if ((number & 1) == 1) sum = levels[0][i] + sum;
+            if ((number & 3) == 3) sum = levels[1][i] + sum;
+            levels[level][i] = sum;
         }
     }
-    const uint count = last_leaf - first_leaf, top = count == 1 ? 0 : count == 4 ? 2 : 1;
-    for (uint t = 0; t < tokens; ++t) {
-        precise vec4 sum = levels[top][t];
-        if (count == 3) sum = sum + levels[0][t];
+    const uint count = ONE_LEAF ? 1 : last_leaf - first_leaf, top = count == 1 ? 0 : count == 4 ? 2 : 1;
+    [[unroll]] for (uint t = 0; t < AT_ONCE; ++t) {
+        if (t >= tokens) break;
         const uint to = (choices[t] * room + gl_WorkGroupID.y) * dim;
-        for (uint i = 0; i < 4 && 4 * quad + i < dim; ++i) partial[to + 4 * quad + i] = sum[i];
+        [[unroll]] for (uint q = 0; q < QUADS; ++q) {
+            precise vec4 sum = levels[top][t * QUADS + q];
+            if (count == 3) sum = sum + levels[0][t * QUADS + q];
+            const uint d = 4 * (quad + further_quad(q));
+            for (uint i = 0; i < 4 && d + i < dim; ++i) partial[to + d + i] = sum[i];
+        }
     }
 }

@@ -3,6 +3,7 @@
 // A workgroup takes 64 outputs of CHOICES choices of a tile; an invocation 4 outputs of every 16th choice.
 // The sums of more choices would not fit in registers.
 #include "ffn.glsl"
+const uint QUADS = 1;
 #include "ffn_weights.glsl"
 layout(local_size_x = 256) in;
 layout(std430, binding = 4) readonly buffer ValueBuffer { float values[]; };
@@ -23,7 +24,8 @@ void load(Expert e, Tile tile, uint begin, uint end) {
         const uint quad = gl_WorkGroupID.x * 16 + i % 16, neuron = begin + i / 16;
         vec4 w = vec4(0);
         if (4 * quad < dim && neuron < end)
-            w = down_values(rows_layout, place_of(rows_layout, quad / 8), e.begin + neuron, quad);
+            w = down_values(load_down(rows_layout, place_of(rows_layout, quad / 8), e.begin + neuron, quad),
+                            quad, 0);
         w_tile[i] = w;
     }
     for (uint i = gl_LocalInvocationID.x; i < SLICE * CHOICES; i += 256) {

@@ -29,11 +29,13 @@ layout(std430, binding = 7) readonly buffer InputBuffer { float x_values[]; };
 layout(std430, binding = 7) readonly buffer InputBuffer4 { vec4 x_values4[]; };
 layout(std430, binding = 8) buffer ValueBuffer { float values[]; };
 
+const uint NEURONS = 256 / LANES;  // at most 32
 uint input_rows[TILE];
 uint inputs;
 #define T TILE
 #define INPUTS (TILE == 1 ? 1 : inputs)  // a constant lets compilers load ahead
 #define INPUT_ROWS x_rows
+#define ROWS NEURONS
 uint input_row(uint t) { return input_rows[t]; }
 #include "dot.glsl"
 #ifdef GATE_AND_UP
@@ -45,10 +47,8 @@ layout(std430, binding = 9) readonly buffer GateBuffer4 { uvec4 gate_weights4[];
 #include "chunk_dots.glsl"
 #endif
 
-const uint NEURONS = 256 / LANES;                // at most 32
 const uint TOTALS = (TILE + LANES - 1) / LANES;  // most totals of an invocation
 
-shared float partial[TILE * 256];
 shared uint active_gates;  // a bit for each of these neurons
 shared uint listed_at;     // the position of the first of them in the second list
 
@@ -58,14 +58,6 @@ uint row_at(uint tile, uint place) { return LISTED == 0 ? place : lists[list_at(
 void keep_sums(float sums[TILE]) {
     [[unroll]] for (uint t = 0; t < TILE; ++t) partial[t * 256 + gl_LocalInvocationID.x] = sums[t];
     barrier();
-}
-
-// Adds the chunks of this invocation's row.
-float chunks_sum(Layout m, uint t) {
-    const uint at = t * 256 + gl_LocalInvocationID.x % NEURONS;
-    precise float total = partial[at];
-    for (uint c = 1; c < m.chunks; ++c) total = total + partial[at + c * NEURONS];
-    return total;
 }
 
 float with_bias(uint bias, uint number, float total) {
@@ -147,14 +139,14 @@ void main() {
 #ifdef GATE_AND_UP
     keep_sums(gate_sums);
     [[unroll]] for (uint k = 0; k < TOTALS; ++k)
-        if (chunk + k * LANES < TILE) gates[k] = chunks_sum(m, chunk + k * LANES);
+        if (chunk + k * LANES < TILE) gates[k] = chunks_sum(m, own % NEURONS, chunk + k * LANES);
     barrier();
 #endif
     keep_sums(sums);
     // One invocation per choice, or per LANES-th choice.
     [[unroll]] for (uint k = 0; k < TOTALS; ++k) {
         const uint t = chunk + k * LANES;
-        if (within && t < tile.count) finish(tile, e, t, i, gates[k], chunks_sum(m, t));
+        if (within && t < tile.count) finish(tile, e, t, i, gates[k], chunks_sum(m, own % NEURONS, t));
     }
     if (STAGE != GATE || !SKIP) return;
     barrier();

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// A few rows of input times all rows of a matrix: out[t] (+)= w x[t] + bias.
+// A few rows of input times all rows of a matrix: out[t] (+)= w x[t] + bias; for some logits, then capped.
 //
 // A workgroup has ROWS rows of weights; for each row LANES invocations take a chunk: 8 rows and 32 lanes, or
 // 32 and 8 for short rows. Neighbouring invocations take neighbouring rows: 8 of them read the same input,
@@ -10,11 +10,13 @@
 layout(local_size_x = 256) in;
 #include "batch.glsl"
 #include "counts.glsl"
+#include "activation.glsl"
 
 layout(constant_id = 0) const uint TYPE = 2;
 layout(constant_id = 1) const uint T = 1;
 layout(constant_id = 2) const uint LANES = 32;  // at least a row's chunks
 layout(constant_id = 3) const uint HEADS = 1;   // each has its rows of the matrix and its row of each x[t]
+layout(constant_id = 4) const bool CAPPED = false;
 const uint ROWS = 256 / LANES;
 
 layout(std430, binding = 1) readonly buffer Weights { uint weights[]; };
@@ -32,14 +34,13 @@ layout(push_constant) uniform Push {
     uint count;                   // number of the batch with the row count (counts.glsl)
     uint out_columns, out_first;  // position of the matrix's row 0
     uint flags;                   // 1: add the bias, 2: accumulate, 4: clamp to 0 from below
+    float cap;                    // if CAPPED
 };
 
 #define INPUT_ROWS (HEADS * input_rows)
 uint first_input = 0, head = 0;
 uint input_row(uint t) { return HEADS * min(first_input + t, input_rows - 1) + head; }
 #include "dot.glsl"
-
-shared float partial[T * 256];
 
 void main() {
     const uint i = gl_LocalInvocationID.x, first = gl_WorkGroupID.x * ROWS;
@@ -58,13 +59,12 @@ void main() {
         for (uint k = i; k < T * ROWS; k += 256) {
             const uint t = k / ROWS, token = first_input + t, o = first + k % ROWS;
             if (o >= rows || token >= inputs) continue;
-            precise float total = 0;
-            for (uint c = 0; c < m.chunks; ++c) total = total + partial[t * 256 + c * ROWS + k % ROWS];
+            precise float total = chunks_sum(m, k % ROWS, t);
             if ((flags & 1) != 0) total = total + bias[out_first + o];
             if ((flags & 4) != 0 && total < 0) total = 0;
             const uint at = token * out_columns + out_first + o;
             if ((flags & 2) != 0) total = result[at] + total;
-            result[at] = total;
+            result[at] = CAPPED ? capped(total, cap) : total;
         }
     }
 }

@@ -14,7 +14,5 @@ layout(push_constant) uniform Push {
 void main() {
     const uint row = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x;
     if (row >= N_LOGITS || i >= width) return;
-    precise float part = x[row * width + i] / cap, bound;
-    bound = hyperbolic_tangent(part) * cap;
-    x[row * width + i] = bound;
+    x[row * width + i] = capped(x[row * width + i], cap);
 }

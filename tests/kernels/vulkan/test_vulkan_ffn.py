@@ -15,6 +15,7 @@ from support.expert_layers import choices, make_layer
 from support.op_truth import FFNKind, plain_batch, random_ffn, random_rows, random_tensor, rng, to_words
 from support.ordered_ffn import ordered_ffn
 from support.vulkan.cases import TYPES
+from support.vulkan.ffn_cases import program_rows
 
 from hotcold.formats.blocks import BLOCK_TYPES, quantise
 from hotcold.kernels.backend import Batch, BatchLimits, Chosen, FFNCall, FFNStats, FFNTensors
@@ -65,7 +66,8 @@ def run(
         options["mask"] = buffer(mask)
     if chosen is not None:
         options["chosen"] = Chosen(*map(buffer, chosen))
-    backend.ffn(FFNCall(buffer(x), weights, batch, out, **options))
+    call = FFNCall(buffer(x), weights, batch, out, **options)
+    backend.record(lambda: backend.ffn(call), program_rows(len(x))).run()
     return backend.read(out, 0, len(x)).copy()
 
 
@@ -73,8 +75,11 @@ def run(
 @pytest.mark.parametrize("type", TYPES)
 def test_down_rows_arrive_as_they_are(vulkan: VulkanBackend, type: str, layout: str) -> None:
     """Each row of input makes one neuron active, with a coefficient of 1: its output is that neuron's down
-    row."""
+    row. Chunks of wide rows have several blocks, and the last chunk has fewer. With one row of input, an
+    invocation takes more outputs than with several."""
     n, d = (256, 256) if BLOCK_TYPES[type].weights > 32 else (96, 128)
+    if layout == "by_neuron":
+        n, d = 32, 2816 if BLOCK_TYPES[type].weights > 32 else 1056
     random = rng("down", type)
     down = random_tensor(random, type, *((n, d) if layout == "by_neuron" else (d, n)))
     tensors = FFNTensors(None, quantise(np.eye(n, d), "F32"), down, layout, "relu")
@@ -85,8 +90,32 @@ def test_down_rows_arrive_as_they_are(vulkan: VulkanBackend, type: str, layout: 
     # A dot of types without panels, which rounds the coefficients and the sum's scale.
     near = 0 if layout == "by_neuron" or down.type.panels else 1e-6
     same = functools.partial(np.testing.assert_allclose, rtol=near, atol=near)
-    same(run(vulkan, weights, x, len(x), skip=True), expected)
+    for count in (1, len(x)):
+        same(run(vulkan, weights, x[:count], count, skip=True), expected[:count])
     same(run(vulkan, weights, np.tile(x, (4, 1)), 0), np.tile(expected, (4, 1)))
+
+
+@pytest.mark.parametrize(
+    ("type", "layout"),
+    [
+        *((type, "by_neuron") for type in ("F32", "F16", "Q4_0", "Q5_1", "Q4_K", "MXFP4", "IQ4_XS")),
+        *((type, "by_output") for type in ("Q4_0", "Q5_1", "Q4_K", "MXFP4")),  # in panels
+    ],
+)
+def test_neurons_that_fill_up_a_group_add_nothing(vulkan: VulkanBackend, type: str, layout: str) -> None:
+    """One neuron is active, and its weights are infinite. The shader reads four neurons at a time: it reads
+    this one again with the coefficient 0."""
+    kind, n, d = BLOCK_TYPES[type], 256, 256
+    infinite = {"F32": b"\x00\x00\x80\x7f", "MXFP4": b"\xff"}.get(type, b"\x00\x7c")
+    down = random_tensor(rng("infinite", type), type, n, d)
+    blocks = down.data.reshape(-1, kind.nbytes).copy()
+    blocks[:, : len(infinite)] = np.frombuffer(infinite, np.uint8)
+    down = replace(down, data=blocks.reshape(down.data.shape))
+    weights = vulkan.ffn_weights(FFNTensors(None, quantise(np.eye(n, d), "F32"), down, layout, "relu"))
+    rows = down.dequantise() if layout == "by_neuron" else down.dequantise().T
+    assert not np.isfinite(rows[7]).all()
+    actual = run(vulkan, weights, np.eye(d, dtype=np.float32)[7:8], 1, skip=True)
+    np.testing.assert_array_equal(actual[0], rows[7])
 
 
 @pytest.mark.parametrize(

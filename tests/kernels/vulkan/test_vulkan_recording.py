@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from support.vulkan.model import OrderedReference
 
 from hotcold.kernels.backend import PAGE, AttentionCall, Norm, RopeTable, Rows
 from hotcold.kernels.vulkan.backend import VulkanBackend
+from hotcold.kernels.vulkan.recording import Recording
 
 Array = np.ndarray[Any, Any]
 #: Makes the arrays of a program on a backend: the ops, and the arrays that they write.
@@ -114,6 +116,54 @@ def test_attention_quantises_the_rows_that_a_product_reads(
 
         return ops, [out, y]
 
+    assert dispatches_of(vulkan, program) == dispatches
+
+
+def capped(
+    type: str, *, rows: Rows = Rows.LOGITS, accumulate: bool = False, caps: int = 1, other: bool = False
+) -> Program:
+    """A product, and caps of its rows."""
+
+    def program(backend: Any) -> tuple[Callable[[], None], list[Array]]:
+        random = rng("product and cap", type)
+        batch = make_batch(backend, [Row(t) for t in range(3)], [Row(3), Row(4)], logits=[2, 0])
+        x, y, z = (random_rows(random, batch.limits.tokens, width) * 3 for width in (256, 150, 150))
+        matrix = backend.matrix(random_tensor(random, type, 150, 256))
+
+        def ops() -> None:
+            backend.linear(x, [matrix], batch, [y], rows=rows, accumulate=accumulate)
+            for _ in range(caps):
+                backend.softcap(z if other else y, batch, 0.7)
+
+        return ops, [y, z]
+
+    return program
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("type", "dispatches"), [("F16", 0), ("Q8_0", 1)])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_products_cap_the_logits_that_they_make(
+    vulkan: Any, monkeypatch: pytest.MonkeyPatch, type: str, dispatches: int, accumulate: bool, parts: int
+) -> None:
+    """In parts, too, between which a new submit may begin."""
+    tensor_bytes = 150 * 256 * (2 if type == "F16" else 34 / 32)
+    info = SimpleNamespace(name="a device", max_range=int(tensor_bytes * 70 / 150), max_allocation=1 << 30)
+    if parts > 1:
+        monkeypatch.setattr(vulkan, "info", info)
+        monkeypatch.setattr(Recording, "MOST_WORK", 1)
+    assert dispatches_of(vulkan, capped(type, accumulate=accumulate)) == dispatches + parts
+
+
+@pytest.mark.parametrize(
+    ("program", "dispatches"),
+    [
+        (capped("F16", caps=2), 2),
+        (capped("F16", other=True), 2),
+        (capped("F16", rows=Rows.TOKENS), 2),
+    ],
+)
+def test_other_caps_are_dispatches(vulkan: VulkanBackend, program: Program, dispatches: int) -> None:
     assert dispatches_of(vulkan, program) == dispatches
 
 

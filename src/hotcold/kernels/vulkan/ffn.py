@@ -22,7 +22,7 @@ from hotcold.kernels.vulkan.ffn_weights import DeviceFFN, FFNShape
 from hotcold.kernels.vulkan.linear import LARGE_TILE, SMALL_TILE, Count, gemv_lanes, quantise, tile_inputs
 from hotcold.kernels.vulkan.matrix import Part
 from hotcold.kernels.vulkan.memory import Range, aligned
-from hotcold.kernels.vulkan.packing import shader_type
+from hotcold.kernels.vulkan.packing import UNIT, shader_type
 from hotcold.kernels.vulkan.recording import Recording, Written
 from hotcold.kernels.vulkan.streamed import StreamedFFN
 
@@ -98,6 +98,13 @@ def _power_of_two(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
+def _quads(shape: FFNShape, choices: int) -> int:
+    """Returns how often an invocation of ffn_down.comp takes four outputs. Registers hold 16 sums, and a load
+    has at most 16 bytes. In panels, registers also hold the scales of each output."""
+    most = UNIT // (4 * shape.down.nbytes) if shape.down.weights == 1 else 2 if shape.panels else 4
+    return min(most, _MOST_AT_ONCE // choices)
+
+
 def _code_words(rows: int, columns: int) -> int:
     """Returns words of quantised input of this size."""
     return rows * -(-columns // 32) * 10
@@ -118,8 +125,8 @@ def _passes(shape: FFNShape, rows: int, decode: int, together: int) -> Iterator[
 
 
 def _decode_together(shape: FFNShape, rows: int, together: int) -> int:
-    """Returns the leaves to sum together. Few rows have few sums, so every leaf can have its own workgroup;
-    the sums of more rows would fill memory."""
+    """Returns the leaves to sum together. Few rows have few sums, so every leaf can have its own workgroup
+    (ffn_down.glsl relies on that for 1 and 2 rows); the sums of more rows would fill memory."""
     return together if shape.dense else min(together, 1 if rows <= 4 else 2 if rows <= 8 else 4)
 
 
@@ -308,11 +315,12 @@ class _Series:
             return self._few_rows(_OUTPUT, op.w.down, 0)
         at_once = min(self.rows.tile, _MOST_AT_ONCE)
         groups = self.rows.tiles * (self.rows.tile // at_once)
+        quads = _quads(shape, at_once)
         for part in op.w.down:
             self.run(
                 "ffn_down_panels" if shape.panels else "ffn_down",
-                (-(-shape.dim // 256), self.rows.sums, groups),
-                [shader_type(shape.down), at_once],
+                (-(-shape.dim // (256 * quads)), self.rows.sums, groups),
+                [shader_type(shape.down), at_once, quads],
                 [part.range, self.scratch["values"], self.scratch["bits"], Written(self.scratch["sums"])],
                 part=part,
             )

@@ -14,7 +14,7 @@ from hotcold.kernels.backend import Buffer, Chosen, IndexedBy, Matrix, Predictor
 from hotcold.kernels.vulkan.matrix import DeviceMatrix, DevicePredictor
 from hotcold.kernels.vulkan.memory import Range, aligned
 from hotcold.kernels.vulkan.packing import BLOCK, RowLayout, shader_type
-from hotcold.kernels.vulkan.recording import Dispatch, Recording, Written
+from hotcold.kernels.vulkan.recording import Cut, Dispatch, Recording, Written
 
 FEW_ROWS = 16  #: of input, in one pass of gemv.comp
 #: Rows of input of a tile of gemm.glsl, which has twice as many outputs.
@@ -144,7 +144,38 @@ def product(
         groups = -(-part.rows * lanes // 256), 1, 1
         recording.work(part.rows * columns * x.rows)
         of_heads = [heads] if heads > 1 else []
-        recording.run("gemv", ranges, push, groups, [shader_type(matrix.type), tokens, lanes, *of_heads])
+        constants = [shader_type(matrix.type), tokens, lanes, *of_heads]
+        recording.run("gemv", ranges, (*push, 0.0), groups, constants)
+
+
+def cap_logits(recording: Recording, logits: Range, width: int, cap: float) -> bool:
+    """Lets the product that makes these logits cap them. They can be in host memory, which a dispatch should
+    not read. Returns False if the last dispatches are not that product."""
+    parts: dict[int, Dispatch] = {}
+    rows = 0
+    for at in reversed(range(len(recording.steps))):
+        step = recording.steps[at]
+        if isinstance(step, Cut):
+            continue
+        if rows == width or not isinstance(step, Dispatch) or not _makes_logits(step, logits):
+            break
+        parts[at] = step
+        rows += struct.unpack_from("<I", step.push)[0]
+    if rows != width:
+        return False
+    for at, step in parts.items():
+        push, constants = step.push[:-4] + struct.pack("<f", cap), (*step.constants, 1, 1)
+        recording.steps[at] = replace(step, push=push, constants=constants)
+    return True
+
+
+def _makes_logits(step: Dispatch, logits: Range) -> bool:
+    """Returns whether a dispatch is a product that makes these logits, without heads and not capped."""
+    if step.shader != "gemv" or len(step.constants) != 3:
+        return False
+    target = step.ranges[-1]
+    count = struct.unpack_from("<4I", step.push)[3]
+    return count == Count.LOGITS and isinstance(target, Written) and target.range.is_same(logits)
 
 
 def gemv_lanes(columns: int) -> int:

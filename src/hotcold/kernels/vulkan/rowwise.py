@@ -9,7 +9,7 @@ import numpy as np
 from hotcold.kernels import _native, checks
 from hotcold.kernels.backend import Buffer, Floats, Ints, Masks, Norm, RouterCall, Rows
 from hotcold.kernels.vulkan.buffers import DeviceMemory
-from hotcold.kernels.vulkan.linear import Count, dot_input, product
+from hotcold.kernels.vulkan.linear import Count, cap_logits, dot_input, product
 from hotcold.kernels.vulkan.matrix import DeviceMatrix
 from hotcold.kernels.vulkan.memory import shape_of
 from hotcold.kernels.vulkan.recording import Recording, Written
@@ -75,6 +75,8 @@ def softcap(recording: Recording, logits: Buffer, cap: float) -> None:
     checks.check_softcap(cap)
     width = recording.memory.own(logits).width
     rows = recording.range_of("logits", logits, width, rows=Rows.LOGITS)
+    if cap_logits(recording, rows, width, cap):
+        return
     groups = -(-width // 256), recording.rows_of(Rows.LOGITS), 1
     recording.run("softcap", [Written(rows)], [width, float(cap)], groups)
 
