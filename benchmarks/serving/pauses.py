@@ -41,7 +41,9 @@ def pauses(
     """Measures pauses, in seconds."""
     engine, ids = Engine(model.session(), reuse=False), np.random.default_rng(0)
     if whole_chunks:
-        engine.scheduler.pace = Pace(model.limits.chunk, math.inf)
+        engine.scheduler.pace = Pace(
+            model.limits.chunk, math.inf, separate=engine.session.transformer.separates_prompts
+        )
     greedy, vocab = SamplingParams(temperature=0), model.config.vocab
 
     def added(length: int, tokens: int) -> Request:

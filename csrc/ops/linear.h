@@ -56,7 +56,8 @@ void wanted_product(const Product& p, const Input& in, int64_t first, int64_t co
     for (int64_t i = 0; i < n; ++i) expect(ahead, p.rows.row(list[i]), row_bytes(p.rows));
     fetch(ahead, fetching.ahead);
     float* wanted_dots = (float*)local;
-    uint8_t* rest = in.bf16 ? local + kWantedBytes : nullptr;  // only BF16 weights need it
+    uint8_t* rest =
+        in.bf16 && p.rows.type == BF16 ? local + kWantedBytes : nullptr;  // only BF16 weights need it
     dots(p.rows, list, 0, n, in, t0, t1, ahead, {wanted_dots, 1, kMaxPieceRows, p.bias}, rest);
     for (int t = t0; t < t1; ++t, wanted_dots += kMaxPieceRows) {
         float* out = p.out + t * p.stride;

@@ -1,4 +1,4 @@
-// Rows times prompt tokens by tiles of BF16 numbers. hotcold.kernels.numpy_tiles specifies the order of sums;
+// Rows times tokens by tiles of BF16 numbers. hotcold.kernels.numpy_tiles specifies the order of sums;
 // it depends neither on the number of tokens nor on their place in a tile.
 #pragma once
 #include <type_traits>

@@ -92,8 +92,10 @@ void Program::ffn(const Ffn& args, const float* x, std::shared_ptr<const Experts
         quantise(from, [this] { return count(kTokens); });
         take_quantised(plan, to, pairs);
     }
-    if (take_tiled(plan, from, {in.codes, floats}, rows) && take_tiled(plan, to, {in.codes, floats}, pairs))
-        tile(from, [this] { return count(kTokens); });
+    const bool tiled =
+        take_tiled(plan, from, {in.codes, floats}, rows) && take_tiled(plan, to, {in.codes, floats}, pairs);
+    in.to.tiled_codes = in.from.tiled_codes;  // rows are copied, so both have one layout
+    if (tiled) tile(from, [this] { return count(kTokens); });
     if (floats) plan.take(pairs * dim * 4, [op](uint8_t* p) { op->input.take(p); });
     plan.take(pairs * dim * 4, [op](uint8_t* p) { op->sums = reinterpret_cast<float*>(p); });
     step([this] { return int64_t(count(kTokens) > 0); },

@@ -63,7 +63,7 @@ uint list_neurons(uint begin, uint end, uint tokens) {
 }
 
 // Adds the products of a neuron. If its coefficient is 0, its weights do not count: they may be infinite. For
-// one choice, read_if() saw to that without a branch, into which compilers would move loads.
+// one choice, read_if() has made them finite, without a branch, into which compilers would move loads.
 void add(uint k, vec4 w[QUADS]) {
     [[unroll]] for (uint t = 0; t < AT_ONCE; ++t) {
         const float c = coefficients[k * AT_ONCE + t];

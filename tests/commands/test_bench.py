@@ -71,7 +71,7 @@ def test_sequences_are_decoded_together(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, parallel: int, together: float
 ) -> None:
     """Prompts longer than a chunk, so that sequences become ready one after the other."""
-    monkeypatch.setattr(Pace, "note", lambda self, rows, seconds: None)  # a slow step would shorten the next
+    monkeypatch.setattr(Pace, "note", lambda *of_step: None)  # a slow step would shorten the next
     result = report(capsys, "-p", "130", "-n", "7", "-r", "1", "-np", str(parallel))
     assert result["rows_per_step"] == together and result["parallel"] == parallel
     assert result["tok_s_per_sequence"] == pytest.approx(result["tok_s"] / together)

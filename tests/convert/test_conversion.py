@@ -318,7 +318,11 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
                 raise OSError(errno.ENOSPC, "No space left on device")
             return write(self, data)
 
-    monkeypatch.setattr("os.fdopen", lambda fd, mode: Full(io.FileIO(fd, "w")))
+    def opened(path: Path, mode: str = "r", **options: Any) -> Any:
+        return Full(io.FileIO(path, "x")) if mode == "xb" else open_path(path, mode, **options)
+
+    open_path = Path.open
+    monkeypatch.setattr(Path, "open", opened)
     (tmp_path / "out.gguf").write_text("precious")
     with pytest.raises(GGUFError, match="cannot be written: No space left on device"):
         convert(golden_checkpoint("tiny-llama"), tmp_path / "out.gguf", ConvertOptions(force=True))

@@ -126,7 +126,7 @@ def test_a_writer_that_has_no_lock_yet(delays: bool, tmp_path: Path, monkeypatch
     writer locks it, or locks it first and deletes it then."""
     path, locked, writing = tmp_path / "file", threading.Event(), threading.Event()
     others = ThreadPoolExecutor()
-    lock = files._locked
+    lock, deletions = files._locked, []
 
     def delete(partial: Path) -> None:
         with lock(partial) as alone:
@@ -139,6 +139,7 @@ def test_a_writer_that_has_no_lock_yet(delays: bool, tmp_path: Path, monkeypatch
     def late(partial: Path, **options: Any) -> Any:
         monkeypatch.setattr(files, "_locked", lock)
         other = others.submit(delete, partial)
+        deletions.append(other)
         assert locked.wait(60)
         if not delays:
             other.result()
@@ -149,7 +150,9 @@ def test_a_writer_that_has_no_lock_yet(delays: bool, tmp_path: Path, monkeypatch
         file.write(b"whole")
         writing.set()
         others.shutdown()
-    assert locked.is_set() and path.read_bytes() == b"whole" and os.listdir(tmp_path) == ["file"]
+    for deletion in deletions:
+        deletion.result()
+    assert deletions and path.read_bytes() == b"whole" and os.listdir(tmp_path) == ["file"]
 
 
 def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ class MemoryPlan:
     def with_gpu_chunk(self, budget: int) -> Self:
         """Returns the plan with a GPU's default of prompt tokens in a step, if the larger buffers are a small
         part of the budget. Each step of a prompt reads all weights, so longer chunks read them less often."""
-        request, types = self.request, (BLOCK_TYPES["Q8_0"],) * 3
+        request, types = self.request, (BLOCK_TYPES["F32"],) * 3  # rows of any width; types change little
         limits = replace(request.limits, tokens=DECODE_ROWS + min(GPU_CHUNK, request.context))
         now, then = (
             GPUStep(self.config, each, types).nbytes(max(self.config.neurons))

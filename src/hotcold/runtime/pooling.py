@@ -11,7 +11,7 @@ Pooling: TypeAlias = Literal["mean", "last", "cls"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 _NONE = "the model generates text and gives no embeddings: its file has no pooling type"
-_FIX = "models such as Qwen3-Embedding have one; --pooling (in Python: pooling) sets it for their older files"
+_FIX = "models such as Qwen3-Embedding have one; `pooling` sets it for their older files"
 _ALLOWED = "allowed are 1 (mean) and 3 (last)"
 _REFUSED = {
     0: f"{_NONE} ({{key}} is 0); {_FIX}",

@@ -14,7 +14,7 @@ from hotcold.formats.blocks import BlockType, block_type
 from hotcold.formats.files import output_file
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels.backend import BatchLimits
-from hotcold.kernels.gpus import unsupported
+from hotcold.kernels.gpus import slack_bytes, unsupported
 from hotcold.model.config import Config
 from hotcold.model.kv_cache import MOST_DRAFT_STATES
 from hotcold.model.mixers.attention import CACHE_TYPES
@@ -274,7 +274,8 @@ def _of_model(
         limits = BatchLimits.from_context(positions, 1, CHUNK)
         request = MemoryRequest(limits, positions, cache_type or "f16", draft_max=MOST_DRAFT_STATES)
         memory = MemoryPlan.make(WeightBytes.from_file(file, config), config, request, free=_AMPLE)
-        sizes = memory.within([budget]).with_gpu_chunk(budget).sizes(file, predictors)
+        memory = memory.within([budget]).with_gpu_chunk(max(0, budget - slack_bytes(budget)))
+        sizes = memory.sizes(file, predictors)
     return _Subject(sizes, _profile(sizes, profile, path), positions)
 
 

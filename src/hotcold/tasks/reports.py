@@ -20,6 +20,7 @@ class Setup:
     context: int  #: positions per sequence
     cache_type: str
     prompt_math: str
+    cold_prompts: str  #: where the cold neurons of prompts are computed
     backend: str
     hot_backend: str | None
     hot_threads: int | None
@@ -39,6 +40,7 @@ class Setup:
             context=model.context,
             cache_type=model.plan.request.cache_type,
             prompt_math=model.backend.prompt_math,
+            cold_prompts="gpu" if session.transformer.separates_prompts else "cpu",
             backend=model.backend.name,
             hot_backend=model.gpus[0].name if model.gpus else None,
             hot_threads=model.gpus[0].threads if model.gpus else None,

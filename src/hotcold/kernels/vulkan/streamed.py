@@ -35,6 +35,7 @@ class StreamedFFN(DeviceFFN):
             for part in parts:
                 target = staging.part(offset, part.range.nbytes)
                 offset += aligned(target.nbytes)
+                recording.work(64 * target.nbytes)  # a link of 3 GB/s takes this long
                 recording.steps.append(Copy(part.range, target))
                 copies[name] += (replace(part, range=target),)
         return DeviceFFN(**vars(self) | copies)
