@@ -180,6 +180,21 @@ def test_all_rows_by_bf16_weights_are_the_specification(columns: int, tiled: str
     same_bits(out[:5], np.where(where[:5] > 0, expected[:5], np.float32(0)))
 
 
+@pytest.mark.parametrize("decode", [0, 3, 16])
+@pytest.mark.parametrize("math", ["same", "split", "fast"])
+def test_weights_of_several_types_share_an_input(math: str, decode: int, tiled: str) -> None:
+    """Each result is that of its matrix alone."""
+    random, backend = rng("types", math, decode), CPUBackend(2, tiled, math)
+    tensors = [random_tensor(random, type, 48, 1056) for type in ("BF16", "Q8_0", "F16")]
+    x, bias = random_rows(random, decode + 21, 1056), np.zeros(48, np.float32)
+    batch = plain_batch(backend, decode, 21)
+    outs = [filled(backend, batch.limits.tokens, 48) for _ in tensors]
+    matrices = [backend.matrix(tensor, bias) for tensor in tensors]
+    backend.linear(buffers(backend, batch, x), matrices, batch, outs)
+    for tensor, out in zip(tensors, outs, strict=True):
+        same_bits(out[: len(x)], run_linear(backend, tensor, x, decode, bias))
+
+
 @pytest.mark.parametrize(("layout", "activation"), [("by_output", "silu"), ("by_neuron", "relu")])
 def test_layers_of_bf16_weights(layout: str, activation: str, tiled: str, plain: str) -> None:
     """Tiles compute a dense FFN. Experts, and an FFN that is summed by neuron, have the bits of vectors."""
