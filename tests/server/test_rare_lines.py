@@ -115,7 +115,7 @@ def test_foreign_pages_are_counted_where_no_key_is_needed() -> None:
     foreign = ("/v1/models", {"Origin": "https://evil.example"})
     lines = requests(Settings(), *[foreign] * 20, *[("/v1/models", {})] * 3)
     assert len([line for line in lines if " 200 " in line]) == 3
-    assert len([line for line in lines if "403" in line]) == 2 and len(lines) == 5
+    assert len([line for line in lines if " 403" in line]) == 2 and len(lines) == 5
 
 
 def test_errors_outside_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:

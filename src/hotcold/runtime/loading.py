@@ -209,10 +209,11 @@ class _Choice:
         decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
         if decision.on_gpus and model.short() is not model:
             return cls.from_model(model.short(), most)
-        try:
-            memory.check_memory(decision.apply_to(plan))
-        except MemoryShortError:  # the CPU's chunk of a prompt needs less memory
-            decision = replace(decision, limits=None)
+        if decision.limits is not None:
+            try:
+                memory.check_memory(decision.apply_to(plan))
+            except MemoryShortError:  # the CPU's chunk of a prompt needs less memory
+                decision = replace(decision, limits=None)
         plan = decision.apply_to(plan)
         memory.check_memory(plan)
         if model.config.draft and not plan.config.draft:
