@@ -102,22 +102,27 @@ def seconds(plan: MemoryPlan, hardware: Hardware, rows: int) -> float:
     return total
 
 
-@pytest.mark.parametrize("link", [5.0, 20.0])
-@pytest.mark.parametrize("rows", [16, 128])
-def test_the_faster_side_computes_prompts(link: float, rows: int, has: Machine) -> None:
-    """On a range of CPUs, the GPU is chosen exactly where it is faster by more than a tenth."""
-    chosen = []
-    for gflops in np.geomspace(0.5, 50_000, 12):
-        hardware = replace(MEASURED, link_pinned_gb_s=link, cpu_prompt_gflops=float(gflops))
-        has.measured[CARDS[0].name] = hardware
-        plans = {where: planned(chunk=rows, cold_prompts=where) for where in ("auto", "cpu", "gpu")}
-        on_both, on_gpu = (seconds(plans[where], hardware, rows) for where in ("cpu", "gpu"))
-        assert plans["cpu"].streamed_bytes == 0 < plans["gpu"].streamed_bytes
-        expected = plans["gpu" if 1.1 * on_gpu < on_both else "cpu"]
-        assert plans["auto"].streamed_bytes == expected.streamed_bytes
-        assert plans["auto"].gpu_bytes == expected.gpu_bytes
-        chosen.append(plans["auto"].streamed_bytes > 0)
-    assert chosen[0] and not chosen[-1]
+def at_ratio(ratio: float, hardware: Hardware, plans: dict[str, MemoryPlan], rows: int) -> Hardware:
+    """A CPU with which streamed prompts are faster by this factor."""
+    slow, fast = (replace(hardware, cpu_prompt_gflops=gflops) for gflops in (1.0, 1e15))
+    cpu_alone, streamed = (seconds(plans[where], slow, rows) for where in ("cpu", "gpu"))
+    on_gpu = seconds(plans["gpu"], fast, rows)
+    gflops = (cpu_alone - ratio * (streamed - on_gpu)) / (ratio * on_gpu)
+    return replace(hardware, cpu_prompt_gflops=float(gflops))
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.05, 1.15, 1.8])
+@pytest.mark.parametrize(("link", "rows"), [(5.0, 16), (20.0, 16), (5.0, 128), (20.0, 128)])
+def test_the_faster_side_computes_prompts(ratio: float, link: float, rows: int, has: Machine) -> None:
+    """The GPU does if its step is more than 10 % faster."""
+    has.measured[CARDS[0].name] = hardware = replace(MEASURED, link_pinned_gb_s=link)
+    plans = {where: planned(chunk=rows, cold_prompts=where) for where in ("cpu", "gpu")}
+    assert plans["cpu"].streamed_bytes == 0 < plans["gpu"].streamed_bytes
+    has.measured[CARDS[0].name] = hardware = at_ratio(ratio, hardware, plans, rows)
+    on_both, on_gpu = (seconds(plans[where], hardware, rows) for where in ("cpu", "gpu"))
+    assert on_both == pytest.approx(ratio * on_gpu)
+    chosen, expected = planned(chunk=rows), plans["gpu" if ratio > 1.1 else "cpu"]
+    assert chosen.streamed_bytes == expected.streamed_bytes and chosen.gpu_bytes == expected.gpu_bytes
 
 
 @pytest.mark.parametrize(
