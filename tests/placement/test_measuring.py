@@ -67,6 +67,7 @@ def test_prompts_multiply_each_weight_by_each_row(monkeypatch: pytest.MonkeyPatc
     assert gflops == pytest.approx(2 * 128 * sum(weights) / 1e9) and sum(weights) == 3 * 64 * 320
     assert len(calls) == 3 and all(call.x.shape == call.out.shape == (128, 64) for call in calls)
     assert all((call.batch.n_tokens, call.batch.n_decode) == (128, 0) for call in calls)
+    assert all(call.batch.limits.decode == 0 for call in calls)  # a GPU would also run shaders of decode rows
     assert not any(call.skip or call.mask is not None for call in calls)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.golden import golden
 from support.made_up_gpus import made_up
 
 from hotcold.demo import model_path
+from hotcold.errors import UserError
 from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import gpus
 from hotcold.kernels.cpu import CPUBackend
@@ -157,6 +159,32 @@ def test_experts_and_other_loads_without_streaming(has: Machine, tmp_path: Path)
     assert isinstance(from_file.placement, Placement) and from_file.streamed_bytes == 0
     for options in ({"gpu": "off", "vram_budget": None}, {"hot_backend": "cpu"}):
         assert planned(**options).streamed_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-opt", "tiny-falcon"])
+def test_rows_of_a_neuron(name: str, tmp_path: Path) -> None:
+    """All rows of all neurons have as many weights as the file's FFNs, with gates and without."""
+    with open_gguf(golden(name, tmp_path).path) as file:
+        sizes = plan_load(file, {"gpu": "off"})[0].sizes(file)
+        ffns = [info for tensor, info in file.tensors.items() if re.search(r"ffn_\w+\.weight$", tensor)]
+        weights = sum(int(np.prod(info.shape)) for info in ffns if len(info.shape) == 2)
+    assert sizes.neuron_rows * sizes.dim * int(sizes.neurons.sum()) == weights
+
+
+def test_a_placement_that_only_streaming_makes_impossible(
+    has: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an error only of ``gpu``."""
+    streamed = planned().placement
+    assert streamed is not None
+
+    def apart(config: object, placement: Placement) -> str | None:
+        return "layer 1 would be apart" if placement.hot_share == streamed.hot_share else None
+
+    monkeypatch.setattr(placing, "_apart", apart)
+    assert planned().streamed_bytes == 0
+    with pytest.raises(UserError, match="layer 1 would be apart"):
+        planned(cold_prompts="gpu")
 
 
 def test_memory_for_a_second_copy(has: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
