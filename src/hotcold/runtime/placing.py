@@ -40,8 +40,8 @@ from hotcold.values import exact_size, round_size, size
 
 _BESIDES_S = 5e-5  # assumed time of a handshake, of a step's overhead, and of a layer's kernels
 _PAYS = 0.95  # by default, a GPU is used if a token takes at most this part of the CPU's time
-_PROMPTS_PAY = 1.1  # by default, prompts are streamed if they are more than this factor faster
-_TOKENS_LOSE = 1.05  # and if tokens, which lose the memory for streamed weights, are at most so much slower
+_PROMPTS_PAY = 1.1  # by default, weights are streamed if prompts are faster by more than this factor
+_TOKENS_LOSE = 1.05  # limit for how much slower tokens become, since streamed weights take a GPU's memory
 
 
 @dataclass(frozen=True)
