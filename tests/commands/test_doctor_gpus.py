@@ -40,7 +40,8 @@ LAYERS_S = {
     "predicted F16": 50e-6, "experts Q4_0": 60e-6, "experts F16": 52e-6, "head Q4_0": 11e-6, "head F16": 9e-6,
 }  # fmt: skip
 SPEED = GPUSpeed(
-    stream_gb_s=700.0, rows_gb_s=650.0, layer_s=40e-6, kernels_gb_s=KERNELS_GB_S, layers_s=LAYERS_S, link=LINK
+    stream_gb_s=700.0, rows_gb_s=650.0, layer_s=40e-6, kernels_gb_s=KERNELS_GB_S, layers_s=LAYERS_S,
+    link=LINK, prompt_gflops=52340.0,
 )  # fmt: skip
 
 Doctor = Callable[..., tuple[dict[str, Any], str, str]]
@@ -57,7 +58,8 @@ class Machine:
 def has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("HOTCOLD_GPU")
-    monkeypatch.setattr(doctor, "_SECONDS", 0.0)
+    for seconds in ("_SECONDS", "_PROMPT_SECONDS"):
+        monkeypatch.setattr(doctor, seconds, 0.0)
     monkeypatch.setattr(doctor, "buffer_bytes", lambda caches, available: 1 << 20)
     made = Machine()
     made.devices, made.measured = [OLD, SOFTWARE, INTEGRATED, CARD], []
@@ -104,6 +106,7 @@ def test_devices_are_listed_and_the_usual_one_is_measured(has: Machine, run: Doc
         "head               11 us   kernels of the head; in F16 9",
         "handshake          50 us   there and back, by submits",
         "12 us   by a waiting shader",
+        " GFLOPS on the CPU, 52340 on the GPU (an FFN in Q4_0)",
     ):
         assert line in text
     found = report["hardware"]
@@ -111,6 +114,7 @@ def test_devices_are_listed_and_the_usual_one_is_measured(has: Machine, run: Doc
     assert (found["link_pinned_gb_s"], found["link_pageable_gb_s"]) == (18, 7)
     assert (found["handshake_s"], found["spins"], found["step_s"]) == (12e-6, True, 30e-6)
     assert found["layer_s"] == 40e-6
+    assert found["cpu_prompt_gflops"] > 0 and found["gpu_prompt_gflops"] == 52340
     assert (found["kernels_gb_s"], found["layers_s"]) == (KERNELS_GB_S, LAYERS_S)
 
 
@@ -150,6 +154,26 @@ def test_a_gpu_that_fails_is_a_note(has: Machine, run: Doctor) -> None:
     report, _, err = run()
     assert "note: GPU 0 (Radeon RX 7900 XTX) was not measured: the device was lost" in err
     assert report["hardware"]["vram_bytes"] == 0 and report["hardware"]["cpu_stream_gb_s"] > 0
+
+
+def test_prompts_that_cannot_be_measured_on_the_cpu(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> float:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(doctor, "measure_prompts", fail)
+    report, text, err = run()
+    assert "note: prompts were not measured on the CPU: no memory" in err and "GFLOPS" not in text
+    assert report["hardware"]["cpu_prompt_gflops"] == 0 and report["hardware"]["vram_bytes"] > 0
+
+
+def test_figures_from_before_prompts_were_measured(run: Doctor) -> None:
+    first, text, _ = run()
+    assert "GFLOPS" in text and "GFLOPS" in run()[1]
+    older = {name: value for name, value in first["hardware"].items() if "prompt" not in name}
+    del older["machine"]["gpu"]["prompt_gflops"]
+    Path(first["cache"]).write_text(json.dumps(older), encoding="utf-8")
+    report, text, _ = run()
+    assert report["from_cache"] and "GFLOPS" not in text
 
 
 def test_off_and_none(has: Machine, run: Doctor) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotcold.placement.baselines import paper_placement
-from hotcold.placement.costs import Costs, streaming_s
+from hotcold.placement.costs import Costs, prompt_s, streaming_s
 from hotcold.placement.hardware import Hardware
 from hotcold.placement.placement import Placement
 from hotcold.placement.profiles import Profile
@@ -155,3 +155,40 @@ def test_cold_neurons_that_are_streamed(
     assert streaming_s(sizes, placement, machines) == pytest.approx(seconds)
     assert max(nbytes) <= sizes.staging_bytes == 100 + 4 * 6000
     assert placement.streamed_bytes(SIZES) == [0, 0] and SIZES.staging_bytes == 0
+
+
+@given(
+    hot=st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=2, max_size=2),
+    where=st.tuples(*[st.sampled_from([None, 0, 1])] * 2),
+    gflops=st.tuples(*[st.floats(1.0, 1e5)] * 3),
+    rows=st.integers(1, 512),
+    neuron_rows=st.integers(2, 3),
+    streams=st.booleans(),
+)
+def test_a_step_of_a_prompt(
+    hot: list[list[bool]],
+    where: tuple[int | None, ...],
+    gflops: tuple[float, float, float],
+    rows: int,
+    neuron_rows: int,
+    streams: bool,
+) -> None:
+    """Neuron by neuron: each is computed by one processor, and both sides of a layer at the same time."""
+    masks = [np.array(each) & (gpu is not None) for each, gpu in zip(hot, where, strict=True)]
+    placement = Placement(masks, where, None)
+    sizes = replace(SIZES, streams=streams, neuron_rows=neuron_rows)
+    cpu, *of_gpus = gflops
+    machines = [replace(HARDWARE, cpu_prompt_gflops=cpu, gpu_prompt_gflops=gpu) for gpu in of_gpus]
+    flop = 2 * rows * neuron_rows * 1000
+    expected = 0.0
+    for layer, gpu in enumerate(where):
+        cpu_s = gpu_s = 0.0
+        for is_hot in masks[layer]:
+            if gpu is not None and (is_hot or streams):
+                gpu_s += flop / (of_gpus[gpu] * 1e9)
+            else:
+                cpu_s += flop / (cpu * 1e9)
+            if streams and gpu is not None and not is_hot:
+                expected += (3000, 6000)[layer] / 8e9
+        expected += max(cpu_s, gpu_s)
+    assert prompt_s(sizes, placement, machines, rows) == pytest.approx(expected)

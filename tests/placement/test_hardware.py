@@ -32,6 +32,18 @@ def test_gathering_between_measured_lengths(tmp_path: Path) -> None:
     assert speeds == pytest.approx([10, 10, 15, 20, 20])
 
 
+def test_a_file_from_before_the_speed_of_prompts_was_measured(tmp_path: Path) -> None:
+    data = asdict(find_hardware("rtx3060"))
+    assert not find_hardware("rtx3060").knows_prompts
+    for cpu, gpu in ((0, 0), (1.5, 0), (0, 1.5), (1.5, 1.5)):
+        figures = {"cpu_prompt_gflops": cpu, "gpu_prompt_gflops": gpu}
+        path = tmp_path / "machine.json"
+        path.write_text(json.dumps({**data, **figures}))
+        assert find_hardware(str(path)).knows_prompts == (cpu > 0 and gpu > 0)
+    path.write_text(json.dumps({name: data[name] for name in data if "prompt" not in name}))
+    assert find_hardware(str(path)) == find_hardware("rtx3060")
+
+
 def test_without_a_gpu_its_figures_are_0(tmp_path: Path) -> None:
     data = asdict(find_hardware("rtx3060"))
     none = {name: 0 for name in data if name.startswith(("gpu", "link", "vram", "handshake"))}
@@ -60,6 +72,7 @@ def test_without_a_gpu_its_figures_are_0(tmp_path: Path) -> None:
         ({"kernels_gb_s": {"rows": 1}}, "numbers above 0 of matrix Q4_0, matrix F16"),
         ({"kernels_gb_s": {"rows F16": 0}}, "kernels_gb_s is"), ({"layers_s": []}, "layers_s is"),
         ({"layers_s": {"dense": 1}}, "of dense Q4_0, dense F16"),
+        ({"cpu_prompt_gflops": -1}, "cpu_prompt_gflops is -1"), ({"gpu_prompt_gflops": "9"}, "of 0 or more"),
     ],
 )  # fmt: skip
 def test_a_description_that_makes_no_sense(change: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotcold.formats.blocks import block_type
-from hotcold.kernels.backend import Backend, FFNCall
+from hotcold.kernels.backend import Backend, FFNCall, FFNTensors, FFNWeights
 from hotcold.kernels.cpu import CPUBackend, ReadProbe
 from hotcold.kernels.numpy_ffn import unpack_mask
 from hotcold.kernels.processor import STREAMS, fetching, set_fetching
@@ -39,6 +39,36 @@ def test_a_call_reads_a_tenth_of_a_layer(
         neurons * neuron / (10 * layers) / 1e9
     )
     assert probe.measure(layers - 1, backend, dense=True) == pytest.approx(neurons * neuron / layers / 1e9)
+
+
+def test_prompts_multiply_each_weight_by_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock ticks once a call, so GFLOPS are multiplications and additions of one call: all weights of a
+    made layer, by the 128 rows of a step without decode rows."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(measuring, "_MOST_NEURONS", 128)
+    backend = CPUBackend(1)
+    calls: list[FFNCall] = []
+    weights: list[int] = []
+    compute, make = backend.ffn, backend.ffn_weights
+
+    def ffn(call: FFNCall) -> None:
+        calls.append(call)
+        compute(call)
+
+    def ffn_weights(tensors: FFNTensors) -> FFNWeights:
+        assert tensors.gate is not None
+        weights.extend(int(np.prod(each.shape)) for each in (tensors.gate, tensors.up, tensors.down))
+        return make(tensors)
+
+    monkeypatch.setattr(backend, "ffn", ffn)
+    monkeypatch.setattr(backend, "ffn_weights", ffn_weights)
+    gflops = measuring.prompt_gflops(backend, 64, 3 * 36 * 320, 0.0)
+    assert gflops == pytest.approx(2 * 128 * sum(weights) / 1e9) and sum(weights) == 3 * 64 * 320
+    assert len(calls) == 3 and all(call.x.shape == call.out.shape == (128, 64) for call in calls)
+    assert all((call.batch.n_tokens, call.batch.n_decode) == (128, 0) for call in calls)
+    assert all(call.batch.limits.decode == 0 for call in calls)  # a GPU would also run shaders of decode rows
+    assert not any(call.skip or call.mask is not None for call in calls)
 
 
 def test_layers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

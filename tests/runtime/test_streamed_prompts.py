@@ -223,7 +223,7 @@ def test_a_gpu_with_all_neurons() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cold_prompts": "card"}, "^`cold_prompts=card`: choose from cpu, gpu$"),
+        ({"cold_prompts": "card"}, "^`cold_prompts=card`: choose from auto, cpu, gpu$"),
         ({}, "`placement`, `vram_budget` and `cold_prompts=gpu` are for a GPU, and HOTCOLD_GPU is off"),
         ({"gpu": "off"}, "`cold_prompts=gpu` are for a GPU: leave them out, or leave out `gpu=off`"),
     ],

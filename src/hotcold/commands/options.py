@@ -316,7 +316,8 @@ def _add_hybrid_options(parser: argparse.ArgumentParser) -> None:
         "--cold-prompts",
         choices=COLD_PROMPTS,
         help="where the cold neurons of prompts are computed: on the CPU, or on the GPU, which reads their "
-        "weights over the link in each step and needs them twice in main memory (default: cpu)",
+        "weights over the link in each step and needs them twice in main memory (default: auto, the faster "
+        "of both by the figures of hotcold doctor, or cpu without figures)",
     )
     add(
         "--placement",

@@ -87,6 +87,20 @@ def streaming_s(sizes: Sizes, placement: Placement, machines: Sequence[Hardware]
     return sum(n / machines[gpu].link_pinned_gb_s / 1e9 for gpu, n in streamed if gpu is not None)
 
 
+def prompt_s(sizes: Sizes, placement: Placement, machines: Sequence[Hardware], rows: int) -> float:
+    """Returns the seconds in which a step computes the FFNs of ``rows`` prompt rows, in a model without
+    experts. A GPU computes a layer's hot neurons while the CPU computes the cold ones. With streaming
+    (``sizes.streams``) the GPU first copies the cold ones, then computes all. ``machines``: as in
+    :meth:`Costs.expected`, with measured speeds of prompts."""
+    total = streaming_s(sizes, placement, machines)
+    gflop = 2e-9 * rows * sizes.neuron_rows * sizes.dim  # of one neuron
+    for gpu, mask in zip(placement.where, placement.hot, strict=True):
+        on_gpu = len(mask) if sizes.streams and gpu is not None else int(mask.sum())
+        cpu_s = gflop * (len(mask) - on_gpu) / machines[0].cpu_prompt_gflops
+        total += max(cpu_s, gflop * on_gpu / machines[gpu or 0].gpu_prompt_gflops)
+    return total
+
+
 def _neurons(sizes: Sizes, profile: Profile, layer: int, stream: float, rows: float, down: float) -> Array:
     """Returns the seconds of a layer's neurons ``[N]``. Seconds per byte: ``stream`` of all rows, ``rows`` of
     active neurons' gate and up rows, ``down`` of their down rows."""

@@ -17,7 +17,7 @@ from hotcold.kernels.gpu import GPU, LinkSpeed
 from hotcold.kernels.gpus import open_gpu
 from hotcold.placement.gpu_layer import Layer, LayerShape
 from hotcold.placement.hardware import ATTENTION, HEAD, KERNEL_TYPES, KERNELS, LAYER_KINDS
-from hotcold.placement.measuring import RUNS, mean_time, one_row, tenth_masks
+from hotcold.placement.measuring import RUNS, mean_time, one_row, prompt_gflops, tenth_masks
 
 _LINK_BYTES = 64 << 20  # bytes per copy
 _ROWS = 3.5  # of a large matrix, and neurons of a large FFN, as a multiple of the columns
@@ -26,6 +26,7 @@ _MOST_COPIES = 16  # of weights in a program, so that caches hold few of them
 _POSITIONS = 512, 4096  # in the cache of a layer
 _LEAST_S = 1e-9  # a difference of two measurements may be 0
 _SHAPE, _SMALL_SHAPE = LayerShape(4096, 32, 8), LayerShape(512, 4, 1)
+_PROMPT_PART = 8  # part of the memory for weights of prompts: a software driver takes long for each
 _SMALL_BYTES = 16 << 20  # with less memory, as of software drivers, the small shape is measured in one type
 _PROGRAMS = len(KERNEL_TYPES) * (2 * len(KERNELS) + 2 + 2 * len(LAYER_KINDS) + 4)
 
@@ -40,15 +41,17 @@ class GPUSpeed:
     kernels_gb_s: dict[str, float]  #: as ``Hardware.kernels_gb_s``
     layers_s: dict[str, float]  #: as ``Hardware.layers_s``
     link: LinkSpeed
+    prompt_gflops: float  #: as ``Hardware.gpu_prompt_gflops``
 
 
 def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, int], None]) -> GPUSpeed:
-    """Measures a GPU with about ``nbytes`` of its memory, for ``seconds``. GPUError: it is not usable."""
+    """Measures a GPU with about ``nbytes`` of its memory: decoding for ``seconds``, and prompts as long.
+    GPUError: it is not usable."""
     backend = open_gpu(gpu, None)
     large = nbytes >= _SMALL_BYTES
     types = KERNEL_TYPES if large else KERNEL_TYPES[:1]
     probe = _Probe(backend, _SHAPE if large else _SMALL_SHAPE, nbytes, seconds / _PROGRAMS)
-    parts = 2 * len(types) + 1
+    parts = 2 * len(types) + 2
     kernels: dict[str, float] = {}
     layers: dict[str, float] = {}
     for number, name in enumerate(types):
@@ -59,9 +62,11 @@ def measure_gpu(gpu: GPU, nbytes: int, seconds: float, advance: Callable[[int, i
         layers |= overheads
         advance(2 * number + 2, parts)
     link = backend.link_speed(min(nbytes, _LINK_BYTES), RUNS)
+    advance(parts - 1, parts)
+    prompts = prompt_gflops(backend, probe.shape.dim, nbytes // _PROMPT_PART, seconds)
     advance(parts, parts)
     rows = 3 / (2 / kernels["rows Q4_0"] + 1 / kernels["down Q4_0"])
-    return GPUSpeed(kernels["matrix Q4_0"], rows, layers["dense Q4_0"], kernels, layers, link)
+    return GPUSpeed(kernels["matrix Q4_0"], rows, layers["dense Q4_0"], kernels, layers, link, prompts)
 
 
 def _separated(gated_s: float, plain_s: float) -> tuple[float, float]:

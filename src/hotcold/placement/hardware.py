@@ -56,6 +56,9 @@ class Hardware:
     #: the head
     layers_s: Mapping[str, float] = field(default_factory=dict)
     fetching: str = ""  #: the fastest of processor.FETCHING, if doctor had to measure them
+    #: 1e9 multiplications and additions per second of an FFN in Q4_0 with many prompt rows; 0: not measured
+    cpu_prompt_gflops: float = 0.0
+    gpu_prompt_gflops: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("name", "source"):
@@ -66,7 +69,7 @@ class Hardware:
         self._check("cpu_stream_gb_s", _positive(self.cpu_stream_gb_s), "a number above 0")
         self._check("fetching", self.fetching in ("", *FETCHING), f"one of {', '.join(FETCHING)}")
         self._check("spins", isinstance(self.spins, bool), "true or false")
-        for name in ("step_s", "layer_s"):
+        for name in ("step_s", "layer_s", "cpu_prompt_gflops", "gpu_prompt_gflops"):
             value = getattr(self, name)
             self._check(name, _zero(value) or _positive(value), "a number of 0 or more")
         pairs = _positive_pairs(self.cpu_gather_gb_s)
@@ -82,6 +85,11 @@ class Hardware:
     def _check(self, name: str, right: bool, needed: str) -> None:
         if not right:
             raise UserError(f"{name} is {shown(getattr(self, name))}: {needed} is needed")
+
+    @property
+    def knows_prompts(self) -> bool:
+        """True if the speed of prompts was measured on both sides."""
+        return self.cpu_prompt_gflops > 0 and self.gpu_prompt_gflops > 0
 
     def gather_gb_s(self, nbytes: float) -> float:
         """Returns the bandwidth of scattered runs, interpolated on a logarithmic scale of lengths."""

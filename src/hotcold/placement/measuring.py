@@ -40,6 +40,8 @@ _MEMORY_SHARE = 4  # a buffer takes at most this part of the available memory: f
 _MOST_NEURONS = 1 << 16  # limit per layer: the widest models have about as many, and a backend has a limit
 _WORD = 64  # neurons in one word of a mask
 _TURNS = 10  # a pass reads one neuron in ten
+_PROMPT_ROWS = 128
+_PROMPT_BUFFER = 32 << 20  # for all rows, these weights take a slow CPU tenths of a second
 _CLEAR_GAIN = 1.03  # a setting that gains less over the default may be noise
 
 
@@ -146,6 +148,30 @@ def one_row(positions: int = 1) -> Batch:
     batch.lengths[:] = positions
     batch.pages[:] = np.arange(pages).reshape(batch.pages.shape)
     return batch
+
+
+def measure_prompts(threads: int, nbytes: int, seconds: float) -> float:
+    """Returns :func:`prompt_gflops` of the CPU, from weights of at most ``nbytes``."""
+    return prompt_gflops(open_backend("cpu", threads), SHAPES[0][1], min(nbytes, _PROMPT_BUFFER), seconds)
+
+
+def prompt_gflops(backend: Backend, dim: int, nbytes: int, seconds: float) -> float:
+    """Measures an FFN in Q4_0 with 128 prompt rows and weights of about ``nbytes``, for ``seconds``. Returns
+    1e9 multiplications and additions per second."""
+    plan = ProbePlan.from_sizes("Q4_0", dim, nbytes)
+    layers = [_layer(backend, plan, width) for width in plan.widths]
+    x, out = (backend.zeros((_PROMPT_ROWS, dim)) for _ in range(2))
+    batch = Batch(BatchLimits(_PROMPT_ROWS, 1, _PROMPT_ROWS // PAGE, 1, decode=0))
+    batch.counts[:] = _PROMPT_ROWS, 0, 0, 1
+
+    def ffns() -> None:
+        for weights in layers:
+            backend.ffn(FFNCall(x, weights, batch, out, skip=False))
+
+    program = backend.record(ffns)
+    program.run()  # the first time takes longer
+    taken_s = statistics.median(mean_time(program.run, seconds / RUNS) for _ in range(RUNS))
+    return 2e-9 * _PROMPT_ROWS * 3 * dim * sum(plan.widths) / taken_s
 
 
 def _layer(backend: Backend, plan: ProbePlan, width: int) -> FFNWeights:

@@ -120,6 +120,7 @@ class Sizes:
     #: share of bytes in float types, by part: attention, predictor, rows (gate and up), down, head
     floats: Mapping[str, float] = field(default_factory=dict)
     streams: bool = False  #: whether GPUs compute the cold neurons of prompts, from streamed weights
+    neuron_rows: int = 3  #: rows of one neuron: up, down, and a gate if the FFN has gates
 
     def kind_of(self, layer: int) -> str:
         """Returns the kind of a layer's FFN on a GPU, one of ``LAYER_KINDS`` in hardware.py."""
@@ -189,6 +190,7 @@ def sizes_of_shape(name: str, type: BlockType, context: int, cache: str) -> Size
         gpu_step=lambda hot: _published_buffer_bytes(shape),
         experts=shape.experts,
         down_share=1 / (2 + shape.gated),
+        neuron_rows=2 + shape.gated,
         floats=dict.fromkeys(("attention", "predictor", "rows", "down", "head"), float(type.weights == 1)),
     )
 
@@ -269,6 +271,7 @@ def sizes_of_file(
         state=state,
         down_share=layers.down_share,
         floats=layers.floats,
+        neuron_rows=2 + config.gated,
     )
 
 

@@ -328,7 +328,8 @@ def _read(model: _Model, choice: _Choice, progress: Progress | None) -> tuple[De
 
 def _read_where_it_fits(model: _Model, progress: Progress | None) -> tuple[_Choice, Devices, Weights]:
     """Reads a model, with a smaller placement whenever a GPU's memory runs out. If a GPU fails that the user
-    did not ask for, the CPU computes all parts."""
+    did not ask for, the CPU computes all parts. If it fails with streamed prompts that Hotcold chose, the
+    CPU first takes the cold neurons of prompts."""
     changes: list[str] = []
     most: Mapping[GPU, int] | None = {}
     while True:
@@ -345,10 +346,14 @@ def _read_where_it_fits(model: _Model, progress: Progress | None) -> tuple[_Choi
             now = " and ".join(f"`vram_budget={exact_size(n)}`" for n in most.values())
             changes.append(f"{error}: now {now}")
         except GPUError as error:
-            if decision.asked:
+            if decision.streamed_bytes and model.options["cold_prompts"] == "auto":
+                model = replace(model, options=AllOptions(**{**model.options, "cold_prompts": "cpu"}))
+                changes.append(f"`cold_prompts=cpu` was chosen: {error}")
+            elif decision.asked:
                 raise
-            most = None
-            changes.append(f"no GPU is used: {error}")
+            else:
+                most = None
+                changes.append(f"no GPU is used: {error}")
         gc.collect()  # here no traceback refers to the failed allocations
 
 

@@ -12,7 +12,7 @@ from hotcold.runtime.named_templates import template_text
 from hotcold.runtime.pooling import POOLINGS, Pooling
 from hotcold.values import bytes_of, integer
 
-COLD_PROMPTS = ("cpu", "gpu")
+COLD_PROMPTS = ("auto", "cpu", "gpu")
 DRAFT_MAX = 7  #: default limit for the draft tokens of a sequence in a step
 
 SPARSITY_MODES = ("auto", "exact", "predicted", "off")
@@ -53,8 +53,9 @@ class ModelOptions(TypedDict, total=False):
     #: how a processor with AMX computes prompts: ``same`` (the default: with the bits of decoding), ``split``
     #: (float weights from two BF16 halves) or ``fast`` (all weights rounded to BF16)
     prompt_math: str
-    #: where the cold neurons of prompts are computed: ``cpu`` (the default), or ``gpu``, which copies their
-    #: weights to the GPU in each step with prompts and needs memory for a second copy of them
+    #: where the cold neurons of prompts are computed: ``cpu``; ``gpu``, which copies their weights to the GPU
+    #: in each step with prompts and needs memory for a second copy of them; ``auto`` (the default): ``gpu``
+    #: if prompts are clearly faster with it by the figures of ``hotcold doctor``, else ``cpu``
     cold_prompts: str
     pooling: Pooling | None  #: pooling of text embeddings: ``mean``, ``last`` or ``cls`` (the file's)
 
@@ -96,7 +97,7 @@ _DEFAULTS = AllOptions(
     sequences=1,
     draft_max=DRAFT_MAX,
     prompt_math="same",
-    cold_prompts="cpu",
+    cold_prompts="auto",
 )
 
 
@@ -140,7 +141,7 @@ def complete(options: Mapping[str, Any]) -> AllOptions:
 
 
 def streams_prompts(options: AllOptions) -> bool:
-    """Returns True if GPUs compute the cold neurons of prompts, from streamed weights."""
+    """Returns True if GPUs must compute the cold neurons of prompts, from streamed weights."""
     return options["cold_prompts"] == "gpu"
 
 

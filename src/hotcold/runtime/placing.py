@@ -25,7 +25,7 @@ from hotcold.kernels.gpus import (
 from hotcold.model.config import Config
 from hotcold.model.devices import Devices
 from hotcold.placement.baselines import last_layers
-from hotcold.placement.costs import Costs, streaming_s
+from hotcold.placement.costs import Costs, prompt_s, streaming_s
 from hotcold.placement.hardware import DEFAULT, Hardware, find_hardware
 from hotcold.placement.memory_plan import MemoryPlan
 from hotcold.placement.placement import KINDS, MOST_GPUS, WEIGHTS, Placement, read_placement
@@ -33,12 +33,15 @@ from hotcold.placement.profiles import Profile, find_profile, profile_beside
 from hotcold.placement.sizes import Sizes
 from hotcold.placement.solver import Solver
 from hotcold.placement.split import SplitDevices
+from hotcold.runtime import memory
 from hotcold.runtime.machine import measured_hardware
 from hotcold.runtime.options import AllOptions, streams_prompts
 from hotcold.values import exact_size, round_size, size
 
 _BESIDES_S = 5e-5  # assumed time of a handshake, of a step's overhead, and of a layer's kernels
 _PAYS = 0.95  # by default, a GPU is used if a token takes at most this part of the CPU's time
+_PROMPTS_PAY = 1.1  # by default, weights are streamed if prompts are faster by more than this factor
+_TOKENS_LOSE = 1.05  # limit for how much slower tokens become, since streamed weights take a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,12 @@ class ToLoad:
     options: AllOptions
     plan: MemoryPlan  #: for the CPU alone
     predictors: Path | None  #: the file of the predictors that sessions use; None: no predictors
+    streams: bool = False  #: whether GPUs compute the cold neurons of prompts, from streamed weights
 
     def sizes(self, *, gpu: bool) -> Sizes:
         sessions = 2 if self.options["second_sparsity"] else 1
         sizes = self.plan.sizes(self.file, self.predictors, sessions=sessions, gpu=gpu)
-        return replace(sizes, streams=streams_prompts(self.options))
+        return replace(sizes, streams=self.streams)
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,8 @@ class Decision:
     slots: int | None = None  #: state slots, if the placement has fewer than the CPU alone
     limits: BatchLimits | None = None  #: of a step, if the placement has larger ones than the CPU alone
     streamed_bytes: int = 0  #: weights that each step with prompts copies to GPUs
+    token_ratio: float = 0.0  #: predicted time of a token, relative to the CPU alone
+    prompt_s: float | None = None  #: predicted seconds of a full step of a prompt; None: unknown
 
     def apply_to(self, plan: MemoryPlan) -> MemoryPlan:
         """Applies the placement to a plan for the CPU alone; drops the draft block if the CPU computes
@@ -142,7 +148,7 @@ class Decision:
             gpus = dict(zip(self.placement.gpus, [each.open() for each in self.on_gpus], strict=True))
         else:
             gpus = {gpu: self._open_hot(options, cold) for gpu in self.placement.gpus or [0]}
-        return SplitDevices.place(self.placement, cold, gpus, streams=streams_prompts(options))
+        return SplitDevices.place(self.placement, cold, gpus, streams=self.streamed_bytes > 0)
 
     def _open_hot(self, options: AllOptions, cold: Backend) -> Backend:
         assert options["hot_backend"] is not None
@@ -156,6 +162,34 @@ class Decision:
 def decide(model: ToLoad, most: Mapping[GPU, int] = MappingProxyType({})) -> Decision:
     """Chooses the device of each part of the model by the options. ``most``: limits for GPUs whose memory ran
     out. UserError: incompatible options, an invalid placement or profile, or an unknown GPU."""
+    if model.options["cold_prompts"] != "auto":
+        return _decide(replace(model, streams=streams_prompts(model.options)), most)
+    on_both = _decide(model, most)
+    if on_both.prompt_s is None:
+        return on_both
+    try:
+        # Streamed weights take memory on the GPU, so fewer neurons are hot: the placement is another one.
+        on_gpu = _decide(replace(model, streams=True), most)
+    except UserError:  # the first placement is possible, and the user did not ask for this one
+        return on_both
+    return on_gpu if _streaming_pays(model.plan, on_both, on_gpu) else on_both
+
+
+def _streaming_pays(plan: MemoryPlan, on_both: Decision, on_gpu: Decision) -> bool:
+    """Returns True if prompts are clearly faster with streamed weights, tokens about as fast, and main memory
+    holds a second copy of the cold neurons."""
+    if on_both.prompt_s is None or on_gpu.prompt_s is None:
+        return False
+    faster = _PROMPTS_PAY * on_gpu.prompt_s < on_both.prompt_s
+    if not faster or on_gpu.token_ratio > _TOKENS_LOSE * on_both.token_ratio:
+        return False
+    free = memory.available_memory()
+    return free is None or not on_gpu.apply_to(plan).shortage(free)
+
+
+def _decide(model: ToLoad, most: Mapping[GPU, int]) -> Decision:
+    """Chooses devices with or without streamed prompts, as ``model`` has them; errors as in
+    :func:`decide`."""
     options = model.options
     if options["ram_budget"] is not None:
         return _in_ram(options)
@@ -269,6 +303,8 @@ class _RatedPlacement:
     ratio: float  #: time of a token relative to the CPU alone
     source: str  #: source of the hardware figures
     notes: tuple[str, ...]
+    #: predicted seconds of a full step of a prompt; None: not measured, or the model has experts
+    prompt_s: float | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -292,13 +328,17 @@ def _solve(
     costs = Costs.expected(sizes, profile, *machines)
     placement = Solver(sizes, profile, costs).solve(*budgets)
     ratio = costs.token(placement) / costs.token(last_layers(sizes, 0))
+    prompt = None
+    if model.plan.config.experts is None and all(each.knows_prompts for each in machines):
+        prompt = prompt_s(sizes, placement, machines, model.plan.request.limits.chunk)
     sources = (each.source if each.machine else f"the preset {each.name}" for each in machines)
     source = " and ".join(dict.fromkeys(sources))
     measured = all(each.machine for each in machines)
     measure = "" if measured or not gpu else "; hotcold doctor measures this machine"
     planned = f"the division between CPU and GPU is planned for {source} (profile: {profile.source})"
     note = f"{planned}: hotcold plan takes other figures (`hardware`){measure}"
-    return _RatedPlacement(placement, sizes, profile, ratio, source, (unfit, note) if unfit else (note,))
+    notes = (unfit, note) if unfit else (note,)
+    return _RatedPlacement(placement, sizes, profile, ratio, source, notes, prompt)
 
 
 def _assumed() -> Hardware:
@@ -388,8 +428,17 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         notes = (*notes, f"{what}: {slow}")
     streamed, stream_notes = _streamed(rated, measured)
     notes = (*map(str, on_gpus), *stream_notes, *notes, *rated.notes)
-    plan = model.plan
-    return Decision(notes, rated.placement, on_gpus, asked, plan.slots, plan.request.limits, streamed)
+    return Decision(
+        notes,
+        rated.placement,
+        on_gpus,
+        asked,
+        model.plan.slots,
+        model.plan.request.limits,
+        streamed,
+        rated.ratio,
+        rated.prompt_s,
+    )
 
 
 def _apart(config: Config, placement: Placement) -> str | None:

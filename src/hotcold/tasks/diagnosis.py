@@ -99,6 +99,12 @@ def gpu_speed(of_gpu: dict[str, Any]) -> str:
     return _section(_gpu_figures(of_gpu))
 
 
+def prompt_speed(cpu_gflops: float, gpu_gflops: float) -> str:
+    """Returns the section of the text about an FFN in Q4_0 with many rows on both sides."""
+    both = f"{_digits(cpu_gflops)} GFLOPS on the CPU, {_digits(gpu_gflops)} on the GPU"
+    return _section([f"{'prompts':<12}{both} (an FFN in Q4_0)"])
+
+
 def disk_speed(disk: DiskSpeed) -> str:
     """Returns the section of the text about a disk."""
     return _section(["", *str(disk).split("\n")])
@@ -113,7 +119,10 @@ def speeds(hardware: Hardware) -> list[str]:
     missing or has another type, as in a damaged file."""
     machine = hardware.machine or {}
     of_gpu = machine.get("gpu")
-    return [cpu_speed(hardware.source, machine["bandwidths"]), *([gpu_speed(of_gpu)] if of_gpu else [])]
+    sections = [cpu_speed(hardware.source, machine["bandwidths"]), *([gpu_speed(of_gpu)] if of_gpu else [])]
+    if hardware.knows_prompts:
+        sections.append(prompt_speed(hardware.cpu_prompt_gflops, hardware.gpu_prompt_gflops))
+    return sections
 
 
 def _machine(machine: dict[str, Any]) -> list[str]:

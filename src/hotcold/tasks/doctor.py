@@ -30,6 +30,7 @@ from hotcold.placement.measuring import (
     buffer_bytes,
     measure,
     measure_fetching,
+    measure_prompts,
     reason_of,
 )
 from hotcold.runtime.machine import cache_path, machine_name, processor, use_measured_fetching
@@ -43,6 +44,7 @@ from hotcold.tasks.diagnosis import (
     disk_speed,
     facts,
     gpu_speed,
+    prompt_speed,
     speeds,
 )
 from hotcold.values import size
@@ -50,7 +52,8 @@ from hotcold.version import __version__
 
 _SECONDS = 6.0  # of reading, in total
 _FETCHING_SECONDS = 3.0  # of reading with each prefetch setting, in total
-_GPU_SECONDS = 1.0
+_GPU_SECONDS = 1.0  # of decoding, and of prompts
+_PROMPT_SECONDS = 1.0
 _GPU_BUFFER = 512 << 20  # more than the caches of a GPU
 _SOFTWARE_BUFFER = 2 << 20
 
@@ -210,11 +213,17 @@ def _measure(
     of_gpu = None if gpu is None or speed is None else {**asdict(gpu), **asdict(speed)}
     if of_gpu is not None:
         text.add(gpu_speed(of_gpu))
+    prompts = 0.0
+    if speed is not None and measured:
+        prompts = _measure_prompts(all_threads, nbytes, notes)
+        if prompts:
+            text.add(prompt_speed(prompts, speed.prompt_gflops))
     machine = machine | {"buffer_bytes": nbytes, "bandwidths": bandwidths, "gpu": of_gpu}
     on_all = [each for each in measured if each.threads == all_threads]
     if {"dense", "rows"} - {each.access for each in on_all}:
         return None, speed is not None
-    return replace(_hardware(machine, source, on_all, gpu, speed), fetching=prefetch), speed is not None
+    hardware = _hardware(machine, source, on_all, gpu, speed)
+    return replace(hardware, fetching=prefetch, cpu_prompt_gflops=prompts), speed is not None
 
 
 def _measure_fetching(threads: int, nbytes: int, notes: list[str], text: _Text) -> str:
@@ -229,6 +238,15 @@ def _measure_fetching(threads: int, nbytes: int, notes: list[str], text: _Text) 
         return ""
     text.add(f"\nprefetch    {best}; measured, none of {', '.join(FETCHING)} is clearly faster")
     return best
+
+
+def _measure_prompts(threads: int, nbytes: int, notes: list[str]) -> float:
+    """Returns the GFLOPS of prompts on the CPU; 0, with a note, if the measurement fails."""
+    try:
+        return measure_prompts(threads, nbytes, _PROMPT_SECONDS)
+    except FAILURES as error:
+        notes.append(f"prompts were not measured on the CPU: {reason_of(error)}")
+        return 0.0
 
 
 def _measure_gpu(gpu: GPU, notes: list[str], advance: Callable[[int, int], None]) -> GPUSpeed | None:
@@ -274,6 +292,7 @@ def _hardware(
         layer_s=speed.layer_s if speed else 0,
         kernels_gb_s=speed.kernels_gb_s if speed else {},
         layers_s=speed.layers_s if speed else {},
+        gpu_prompt_gflops=speed.prompt_gflops if speed else 0,
         machine=machine,
     )
 
