@@ -81,5 +81,5 @@ def test_errors(client: Any) -> None:
     with pytest.raises(ollama.ResponseError, match=r"options\.temperature") as caught:
         client.chat(MODEL, [{"role": "user", "content": "a"}], options={"temperature": -1})
     assert caught.value.status_code == 400
-    with pytest.raises(ollama.ResponseError, match="not supported here"):
+    with pytest.raises(ollama.ResponseError, match="this model reads text only"):
         client.generate(MODEL, "a", images=["aaaa"])
