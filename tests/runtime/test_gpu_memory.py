@@ -12,6 +12,7 @@ from support.sidecars import with_sidecar
 from support.vulkan import faults
 from support.vulkan.devices import DRIVERS, FULL, device_index
 
+import hotcold
 from hotcold import LLM
 from hotcold.demo import model_path
 from hotcold.engine.engine import Engine
@@ -20,7 +21,7 @@ from hotcold.formats.gguf import open_gguf
 from hotcold.kernels import gpus
 from hotcold.kernels.gpu import GPU, GPUBackend, GPUMemoryError
 from hotcold.kernels.gpus import slack_bytes
-from hotcold.runtime import placing
+from hotcold.runtime import memory, placing
 from hotcold.runtime.loading import load, plan_load
 from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
@@ -73,6 +74,37 @@ def test_chunks_of_prompts_are_longer_on_a_gpu(gpu: str, options: dict[str, Any]
         plan, *_ = plan_load(file, {"threads": 1, "gpu": gpu, **options})
     assert plan.request.limits.chunk == chunk
     assert (plan.placement is None) == (options in ({"vram_budget": MIB // 2}, {"gpu": "off"}))
+
+
+def test_main_memory_may_only_hold_the_usual_chunk(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: Any = {"threads": 1, "gpu": gpu, "vram_budget": 64 * MIB, "context": 256}
+    with open_gguf(model_path()) as file:
+        longer, *_ = plan_load(file, options)
+        monkeypatch.setattr(memory, "available_memory", lambda: sum(longer.cpu_bytes().values()) - 1)
+        usual, *_ = plan_load(file, options)
+    assert (longer.request.limits.chunk, usual.request.limits.chunk) == (256, 128)
+    assert usual.placement is not None and usual.request.context == 256
+
+
+def test_plan_and_loading_choose_the_same_chunk(gpu: str) -> None:
+    """At budgets just above and below loading's limit, which leaves a part of the budget unused."""
+    low, high = 12 * MIB, 64 * MIB
+
+    def is_longer(budget: int) -> bool:
+        with open_gguf(model_path()) as file:
+            plan, *_ = plan_load(file, {"threads": 1, "gpu": gpu, "vram_budget": budget})
+        return plan.request.limits.chunk > 128
+
+    def step_bytes(budget: int) -> int:
+        planned = hotcold.plan(None, vram_budget=budget, context=256)
+        return planned.sizes.gpu_step(int(max(planned.sizes.neurons)))
+
+    usual, longer = step_bytes(low), step_bytes(high)
+    assert usual < longer
+    while high - low > MIB // 16:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_longer(middle) else (middle, high)
+    assert (step_bytes(low), step_bytes(high)) == (usual, longer)
 
 
 def test_longer_chunks_are_planned_for(gpu: str) -> None:

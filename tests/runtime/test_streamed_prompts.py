@@ -35,6 +35,7 @@ from hotcold.runtime.options import LoadOptions
 from hotcold.runtime.sampling import SamplingParams
 from hotcold.runtime.session import Session
 from hotcold.sparse.ffn import SplitWeights
+from hotcold.tasks.reports import Setup
 from hotcold.tasks.scoring import Scorer
 
 MIB = 1 << 20
@@ -167,6 +168,7 @@ def test_the_same_backend_on_both_sides(half: dict[str, Any]) -> None:
     for where in ("cpu", "gpu"):
         with LLM(**half, cold_prompts=where) as llm:
             assert llm.session.transformer.separates_prompts == (where == "gpu")
+            assert Setup.from_session(llm.session).cold_prompts == where
             texts.append(llm.generate("The white ship lost a", max_tokens=40, temperature=0).ids)
     assert texts[0] == texts[1]
 

@@ -209,13 +209,16 @@ class _Choice:
         decision, block_note = Decision() if most is None else decide(to_load, most), model.block_note
         if decision.on_gpus and model.short() is not model:
             return cls.from_model(model.short(), most)
-        if decision.limits is not None:
-            try:
-                memory.check_memory(decision.apply_to(plan))
-            except MemoryShortError:  # the CPU's chunk of a prompt needs less memory
-                decision = replace(decision, limits=None)
-        plan = decision.apply_to(plan)
-        memory.check_memory(plan)
+        decided = decision.apply_to(plan)
+        try:
+            memory.check_memory(decided)
+        except MemoryShortError:
+            if decision.limits is None:
+                raise
+            decision = replace(decision, limits=None)  # the CPU's chunk of a prompt needs less memory
+            decided = decision.apply_to(plan)
+            memory.check_memory(decided)
+        plan = decided
         if model.config.draft and not plan.config.draft:
             block_note = f"{_NO_BLOCK}: it runs on the CPU, and GPUs compute all layers"
         return cls(plan, decision, (profile_note, block_note, model.context_note), model.budget_note)

@@ -432,12 +432,12 @@ def _on_gpus(model: ToLoad, gpus: Sequence[GPU], most: Mapping[GPU, int], *, ask
         notes,
         rated.placement,
         on_gpus,
-        asked,
-        model.plan.slots,
-        model.plan.request.limits,
-        streamed,
-        rated.ratio,
-        rated.prompt_s,
+        asked=asked,
+        slots=model.plan.slots,
+        limits=model.plan.request.limits,
+        streamed_bytes=streamed,
+        token_ratio=rated.ratio,
+        prompt_s=rated.prompt_s,
     )
 
 

@@ -84,8 +84,14 @@ class FFN:
         """Adds the FFN of ``normed`` to ``out``; all ``[T, D]``. ``chosen``: the router's experts; ``gates``:
         gates that were computed before."""
         self._predict(normed, residual, batch, chosen)
-        call = self._call(normed, self.weights, batch, out, chosen)
-        self.backend.ffn(replace(call, gates=gates, strongest=self.strongest))
+        for weights in self._parts:
+            call = self._call(normed, weights, batch, out, chosen)
+            self.backend.ffn(replace(call, gates=gates, strongest=self.strongest))
+
+    @property
+    def _parts(self) -> Sequence[FFNWeights]:
+        """The weights that this backend computes one after another."""
+        return [self.weights]
 
     def _predict(self, normed: Buffer, residual: Buffer, batch: Batch, chosen: Chosen | None) -> None:
         if (p := self.prediction) is None:
@@ -219,19 +225,9 @@ class PromptFFN(FFN):
 
     weights: SplitWeights
 
-    def __call__(
-        self,
-        normed: Buffer,
-        residual: Buffer,
-        batch: Batch,
-        out: Buffer,
-        chosen: Chosen | None = None,
-        gates: Buffer | None = None,
-    ) -> None:
-        """Computes as :class:`FFN` does."""
-        for half in (self.weights.hot, self.weights.streamed):
-            if half is not None:
-                self.backend.ffn(self._call(normed, half, batch, out, chosen))
+    @property
+    def _parts(self) -> Sequence[FFNWeights]:
+        return [half for half in (self.weights.hot, self.weights.streamed) if half is not None]
 
 
 def prompt_ffns(ffns: Sequence[FFN]) -> list[FFN]:
